@@ -1,0 +1,5 @@
+"""The ``dsv4-matrix`` command."""
+
+
+def main() -> int:
+    raise SystemExit("not built yet")
