@@ -1,1 +1,199 @@
-"""The pytest plugin: options, generated cells, and the report. Imports neither torch nor triton at load."""
+"""pytest plugin: generates one test a case for every test function that asks for ``matrix_case``.
+
+It is loaded in every pytest run of an environment, so it imports neither torch, triton nor a YAML parser: those come
+with the first use of the fixture. Results travel from xdist workers as user properties; see ``recorder``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dsv4_matrix.context import BadInputError, Context, Options
+from dsv4_matrix.recorder import Recorder
+
+if TYPE_CHECKING:
+    from dsv4_matrix.declaration.model import Case
+    from dsv4_matrix.execution import Execution, Setup
+
+FIXTURE = "matrix_case"
+CONTEXT = pytest.StashKey[Context]()
+RECORDER = pytest.StashKey[Recorder]()
+
+_OPTIONS = (
+    ("matrix", "matrix_file", "PATH", "declaration to use (default: matrix.yaml here, else the packaged one)"),
+    (
+        "matrix-backend",
+        "matrix_backend",
+        "NAME|module:attr",
+        "backend under test, installed or by import path",
+    ),
+    ("matrix-reference", "matrix_reference", "NAME|module:attr", "reference to judge by (default: the one installed)"),
+    ("matrix-cells", "matrix_cells", "EXPR", "fnmatch patterns on case ids, comma means or: 'r4-cg-*,r0-eager-*'"),
+    ("matrix-report", "matrix_report", "PATH", "write the canonical report there, and telemetry beside it"),
+)
+
+
+class CaseFailedError(Exception):
+    """A case that did not pass. The message is one screen and needs no traceback."""
+
+
+class MatrixCase:
+    """Value of the fixture ``matrix_case``: one case, and how to run it.
+
+    Attributes:
+        id: case id, such as ``r4-cg-decode-multi-request``.
+        case: its declaration.
+        setup: matrix, machine, backend and reference of this run.
+    """
+
+    def __init__(self, case: Case, setup: Setup, properties: list[tuple[str, object]]) -> None:
+        self.id = case.id
+        self.case = case
+        self.setup = setup
+        self._properties = properties
+
+    def __repr__(self) -> str:
+        return f"<matrix_case {self.id}>"
+
+    def execute(self) -> Execution:
+        """Run the case and record its result; only this makes a case count as run. CaseFailedError unless it passes."""
+        __tracebackhide__ = True
+        from dsv4_matrix import execution
+        from dsv4_matrix.report.result import Outcome
+        from dsv4_matrix.report.transport import MESSAGE, to_properties
+
+        done = execution.execute(self.case, self.setup)
+        self._properties.extend(to_properties(done.result))
+        if done.result.outcome is not Outcome.PASSED:
+            self._properties.append((MESSAGE, done.message))
+            raise CaseFailedError(f"{done.result.outcome}: {done.message}")
+        return done
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("dsv4-matrix", "DeepSeek-V4 attention matrix")
+    for name, ini, metavar, text in _OPTIONS:
+        group.addoption(f"--{name}", dest=ini, metavar=metavar, default=None, help=text)
+        parser.addini(ini, f"{text} (--{name})", default=None)
+    text = "fail at once, with the reason, where there is no usable GPU"
+    group.addoption("--matrix-require-gpu", dest="matrix_require_gpu", action="store_true", default=False, help=text)
+    parser.addini("matrix_require_gpu", f"{text} (--matrix-require-gpu)", type="bool", default=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    options = _options(config)
+    context = config.stash[CONTEXT] = Context(options)
+    if not hasattr(config, "workerinput"):
+        recorder = config.stash[RECORDER] = Recorder(config, context)
+        config.pluginmanager.register(recorder, "dsv4_matrix_recorder")
+    if options.explicit:
+        try:
+            _validate(context)
+        except BadInputError as error:
+            raise pytest.UsageError(str(error)) from error
+
+
+def _options(config: pytest.Config) -> Options:
+    def given(name: str) -> str | None:
+        return config.getoption(name) or config.getini(name) or None
+
+    here, root = config.invocation_params.dir, config.rootpath
+
+    def path(name: str) -> Path | None:
+        if value := config.getoption(name):
+            return here / value
+        return root / config.getini(name) if config.getini(name) else None
+
+    require_gpu = bool(config.getoption("matrix_require_gpu") or config.getini("matrix_require_gpu"))
+    names = [ini for _, ini, _, _ in _OPTIONS]
+    return Options(
+        matrix=path("matrix_file"),
+        backend=given("matrix_backend"),
+        reference=given("matrix_reference"),
+        cells=given("matrix_cells"),
+        report=path("matrix_report"),
+        require_gpu=require_gpu,
+        search=here,
+        explicit=require_gpu or any(config.getoption(name) is not None for name in names),
+    )
+
+
+def _validate(context: Context) -> None:
+    """Everything that can be wrong with the input, before anything runs."""
+    if context.options.report is not None:
+        from dsv4_matrix.report.canonical import ReportError, check_writable
+
+        try:
+            check_writable(context.options.report)
+        except ReportError as error:
+            raise BadInputError(f"--matrix-report: {error}") from None
+    _ = context.cases, context.setup
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if FIXTURE not in metafunc.fixturenames:
+        return
+    context = metafunc.config.stash[CONTEXT]
+    try:
+        cases = context.cases
+        _ = context.setup
+    except BadInputError as error:
+        raise pytest.Collector.CollectError(f"dsv4-matrix: {error}") from error
+    metafunc.parametrize(FIXTURE, cases, ids=[case.id for case in cases], indirect=True)
+
+
+@pytest.fixture
+def matrix_case(request: pytest.FixtureRequest) -> MatrixCase:
+    """One case of matrix.yaml, for the backend under test. Run it with ``matrix_case.execute()``."""
+    return MatrixCase(request.param, request.config.stash[CONTEXT].setup, request.node.user_properties)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, CaseFailedError):
+        report.longrepr = str(call.excinfo.value)
+    return report
+
+
+def pytest_report_header(config: pytest.Config) -> list[str] | None:
+    context = config.stash[CONTEXT]
+    if not context.options.explicit:
+        return None
+    from collections import Counter
+
+    matrix, setup, machine = context.matrix, context.setup, context.machine
+    states = Counter(cell.state.value for cell in matrix.cells)
+    return [
+        f"dsv4-matrix: {matrix.path} (sha256 {matrix.sha256[:12]}), {len(context.cases)} cases here, "
+        f"of {len(matrix.cases())} declared",
+        f"dsv4-matrix: {', '.join(f'{count} {state}' for state, count in sorted(states.items()))}",
+        f"dsv4-matrix: backend {setup.backend.name} on {machine.model}, torch {machine.torch}, "
+        f"triton {machine.triton or 'not installed'}",
+    ]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One worker a GPU, else one a CPU; None (xdist's own rule) in runs that are not about the matrix."""
+    if not any(config.getoption(ini) or config.getini(ini) for _, ini, _, _ in _OPTIONS):
+        return None
+    from dsv4_matrix.machine import worker_count
+
+    return worker_count()
+
+
+def cases_of(items: list[Any]) -> list[tuple[str, str]]:
+    """``(case id, node id)`` of the collected items that run a case, in order."""
+    found = []
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and FIXTURE in callspec.params:
+            found.append((callspec.params[FIXTURE].id, item.nodeid))
+    return found

@@ -1,0 +1,128 @@
+"""What one pytest process knows about its matrix run: options, and what they lead to, each loaded at first use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dsv4_matrix.declaration.model import Case, Matrix
+    from dsv4_matrix.execution import Setup
+    from dsv4_matrix.machine import Machine
+    from dsv4_matrix.report.ledger import Ledger
+    from dsv4_matrix.report.result import Header
+
+
+class BadInputError(Exception):
+    """An option, file or machine that does not allow this run; the message is for the user."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The plugin's options as given; None or False where they are not. Paths are absolute."""
+
+    matrix: Path | None
+    backend: str | None
+    reference: str | None
+    cells: str | None
+    report: Path | None
+    require_gpu: bool
+    search: Path
+    explicit: bool  # some option was given, so a run without cases is a mistake
+
+
+class Context:
+    """Lazy: reading options costs nothing in the many pytest runs that have no ``matrix_case``."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    @cached_property
+    def matrix(self) -> Matrix:
+        from dsv4_matrix.declaration.find import find_matrix
+        from dsv4_matrix.declaration.loader import load_matrix
+        from dsv4_matrix.declaration.mistakes import DeclarationError
+
+        try:
+            return load_matrix(self.options.matrix or find_matrix(self.options.search))
+        except DeclarationError as error:
+            raise BadInputError(str(error)) from None
+
+    @cached_property
+    def machine(self) -> Machine:
+        from dsv4_matrix.machine import find_machine
+
+        machine = find_machine()
+        if self.options.require_gpu and machine.kind != "gpu":
+            import os
+
+            asked = " (TRITON_INTERPRET=1 is set by the environment)" if os.environ.get("TRITON_INTERPRET") else ""
+            raise BadInputError(
+                f"--matrix-require-gpu: torch {machine.torch} sees no usable GPU{asked}; check nvidia-smi and "
+                f"CUDA_VISIBLE_DEVICES, or leave the option out to run through Triton's interpreter"
+            )
+        return machine
+
+    @cached_property
+    def selected(self) -> tuple[Case, ...]:
+        """Cases that --matrix-cells selects, on whatever device they run; sorted by id."""
+        from dsv4_matrix.selection import SelectionError, select
+
+        try:
+            return select(self.matrix.cases(), self.options.cells)
+        except SelectionError as error:
+            raise BadInputError(f"--matrix-cells: {error}") from None
+
+    @cached_property
+    def cases(self) -> tuple[Case, ...]:
+        """Selected cases that this device runs: never empty, sorted by id, the same in every process."""
+        here = {case.id for case in self.matrix.cases(self.machine.kind)}
+        cases = tuple(case for case in self.selected if case.id in here)
+        if not cases:
+            raise BadInputError(
+                f"none of the {len(self.selected)} selected cases is declared for this device ({self.machine.kind}); "
+                f"a run of zero cases proves nothing"
+            )
+        return cases
+
+    @cached_property
+    def setup(self) -> Setup:
+        """Everything that a case needs. The machine comes first: it decides how a backend's kernels are built."""
+        from dsv4_matrix.execution import Setup
+        from dsv4_matrix.loading import LoadError, load_backend, load_reference
+
+        machine, options = self.machine, self.options
+        try:
+            backend = load_backend(options.backend, options.search)
+            reference = load_reference(options.reference, options.search)
+        except LoadError as error:
+            raise BadInputError(str(error)) from error
+        return Setup(self.matrix, machine, backend, reference)
+
+    def ledger(self) -> Ledger:
+        """Empty, over every declared case, with the reason for those that this device does not run."""
+        from dsv4_matrix.report.ledger import Ledger
+
+        here = {case.id for case in self.matrix.cases(self.machine.kind)}
+        not_here = {
+            case.id: f"declared for {' and '.join(case.variant.devices) if case.variant else 'another device'} only"
+            for case in self.matrix.cases()
+            if case.id not in here
+        }
+        return Ledger({case.id: case for case in self.matrix.cases()}, not_here)
+
+    def header(self) -> Header:
+        from dsv4_matrix.report.fingerprint import fingerprint
+        from dsv4_matrix.report.result import Header
+
+        machine = self.machine
+        return Header(
+            matrix_sha256=self.matrix.sha256,
+            fingerprint=fingerprint(Path(self.matrix.path)),
+            backend=self.setup.backend.name,
+            device_model=machine.model,
+            torch=machine.torch,
+            triton=machine.triton,
+        )

@@ -1,0 +1,185 @@
+"""The controller's half of the plugin: gathers results from this process or from xdist workers, writes the report."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dsv4_matrix.context import Context
+
+if TYPE_CHECKING:
+    from dsv4_matrix.report.ledger import Ledger
+    from dsv4_matrix.report.result import Result
+    from dsv4_matrix.report.telemetry import Telemetry
+
+#: pytest-timeout fails a hung test with these words; its outcome is ``timeout``, not ``error``.
+_TIMEOUT = "from pytest-timeout"
+#: Phase that xdist gives to the report of a test whose worker died.
+_CRASHED = "???"
+
+
+#: Exit states of a session that came to its end.
+_RAN = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+class Recorder:
+    """Registered as a plugin of its own in every process that is not an xdist worker."""
+
+    def __init__(self, config: pytest.Config, context: Context) -> None:
+        self._config = config
+        self._context = context
+        self._ledger: Ledger | None = None
+        self._case_of: dict[str, str] = {}  # case id of each node id
+        self._telemetry: dict[str, Telemetry] = {}
+        self._problems: list[str] = []
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Results so far; None as long as no case was collected."""
+        return self._ledger
+
+    @property
+    def messages(self) -> dict[str, str]:
+        """What a person reads about each case that did not pass, by id."""
+        return {entry.id: entry.message for entry in self._telemetry.values() if entry.message}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if self._config.pluginmanager.has_plugin("dsession"):
+            return  # under xdist this process collects nothing; its workers tell
+        from dsv4_matrix.plugin import cases_of
+
+        self._plan(cases_of(session.items))
+        if not self._case_of and self._context.options.explicit and not session.testsfailed:
+            raise pytest.UsageError(self._nothing())
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        if not self._case_of:
+            found = (
+                (case_in(nodeid, [case.id for case in self._context.matrix.cases()]), nodeid)
+                for nodeid in ids
+                if "[" in nodeid
+            )
+            self._plan((case_id, nodeid) for case_id, nodeid in found if case_id)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        case_id = self._case_of.get(report.nodeid)
+        if case_id is None or self._ledger is None:
+            return
+        result = self._result(case_id, report)
+        if result is None:
+            return
+        from dsv4_matrix.report.transport import MESSAGE
+
+        message = str(dict(report.user_properties).get(MESSAGE) or (report.longreprtext if report.failed else ""))
+        self._note(case_id, report, message)
+        if report.when == "teardown":  # a pass that broke its teardown is not a pass
+            self._ledger.results.pop(case_id, None)
+        self._ledger.record(result)
+
+    def _result(self, case_id: str, report: pytest.TestReport) -> Result | None:
+        """The result that ``report`` settles, or None if its phase settles nothing."""
+        from dsv4_matrix.report.result import Outcome, Result, without_machine
+        from dsv4_matrix.report.transport import from_properties
+
+        assert self._ledger is not None
+        case = self._ledger.cases[case_id]
+
+        def made(outcome: Outcome, reason: str) -> Result:
+            return Result(case_id, case.cell_id, case.kind, outcome, without_machine(reason))
+
+        last = (report.longreprtext.strip().splitlines() or [""])[-1]
+        if report.when == _CRASHED:
+            return made(Outcome.LOST, "its worker died while the case ran")
+        if report.when == "call":
+            if (result := from_properties(report.user_properties)) is not None:
+                return result if report.passed or result.outcome != Outcome.PASSED else made(Outcome.ERROR, last)
+            if report.failed:
+                return made(Outcome.TIMEOUT if _TIMEOUT in report.longreprtext else Outcome.ERROR, last)
+            told = "its test was skipped" if report.skipped else "its test never called matrix_case.execute()"
+            return made(Outcome.NOT_RUN, told)
+        if report.failed:
+            return made(Outcome.ERROR, f"{report.when}: {last}")
+        if report.skipped:
+            return made(Outcome.NOT_RUN, "its test was skipped")
+        return None
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self._ledger is None or self._config.getoption("collectonly", False):
+            return
+        if not self._case_of and self._context.options.explicit and exitstatus in _RAN:
+            self._problems.append(self._nothing())
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+            return
+        unproven = [r.id for r in self._ledger.complete() if r.id in self._ledger.planned and r.outcome != "passed"]
+        if unproven and session.exitstatus == pytest.ExitCode.OK:
+            self._problems.append(f"planned but not passed: {', '.join(unproven)}")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        self._write_report(session)
+
+    def _write_report(self, session: pytest.Session) -> None:
+        path = self._context.options.report
+        if path is None or self._ledger is None:
+            return
+        from dsv4_matrix.report import canonical, telemetry
+        from dsv4_matrix.report.result import Report
+
+        try:
+            canonical.write(Report(self._context.header(), self._ledger.complete()), path)
+            telemetry.write(self._telemetry.values(), telemetry.telemetry_path(path))
+        except canonical.ReportError as error:
+            self._problems.append(str(error))
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._ledger is None or not (self._case_of or self._problems):
+            return
+        counts = Counter(result.outcome.value for result in self._ledger.complete())
+        terminalreporter.write_sep("-", "dsv4-matrix")
+        terminalreporter.write_line(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
+        for problem in self._problems:
+            terminalreporter.write_line(f"ERROR: {problem}", red=True)
+
+    def _plan(self, found: Iterable[tuple[str, str]]) -> None:
+        pairs = list(found)
+        if self._ledger is None and (pairs or self._context.options.explicit):
+            self._ledger = self._context.ledger()
+        if self._ledger is None:
+            return
+        first: dict[str, str] = {}
+        for case_id, nodeid in pairs:
+            if case_id in first:
+                raise pytest.UsageError(
+                    f"case {case_id} is generated by two tests, {first[case_id]} and {nodeid}: "
+                    f"a report holds one result a case; run one of them"
+                )
+            first[case_id] = nodeid
+        self._case_of = {nodeid: case_id for case_id, nodeid in pairs}
+        self._ledger.planned = set(first)
+
+    def _nothing(self) -> str:
+        return (
+            "zero cases were collected, which proves nothing: no collected test asks for the fixture matrix_case, or "
+            "all of them were deselected; 'dsv4-matrix run' brings its own tests"
+        )
+
+    def _note(self, case_id: str, report: pytest.TestReport, message: str) -> None:
+        from dsv4_matrix.report.telemetry import Telemetry
+
+        node = getattr(report, "node", None)
+        worker = node.gateway.id if node is not None else "main"
+        self._telemetry[case_id] = Telemetry(case_id, report.duration, worker, platform.node(), message)
+
+
+def case_in(nodeid: str, ids: Sequence[str]) -> str | None:
+    """The case that a test's node id runs: the whole bracket, or with parameters of the test's own around it."""
+    bracket = nodeid[nodeid.index("[") + 1 : -1]
+    if bracket in ids:
+        return bracket
+    around = [i for i in ids if bracket.startswith(f"{i}-") or bracket.endswith(f"-{i}") or f"-{i}-" in bracket]
+    return max(around, key=len, default=None)

@@ -1,0 +1,31 @@
+"""What the canonical report leaves out on purpose: durations, workers, the host and tracebacks, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dsv4_matrix.report.canonical import encode, write_in_one_step
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """Of one case: ``seconds`` of its call phase, ``worker`` (``main`` without xdist), and the full message."""
+
+    id: str
+    seconds: float
+    worker: str
+    host: str
+    message: str = ""
+
+
+def telemetry_path(report: Path) -> Path:
+    """``run.telemetry.jsonl`` beside ``run.jsonl``: two reports in one folder keep one each."""
+    return report.with_name(f"{report.stem}.telemetry.jsonl")
+
+
+def write(entries: Iterable[Telemetry], path: Path) -> None:
+    """JSON Lines, sorted by case id. ReportError if ``path`` cannot be written."""
+    lines = [encode(asdict(entry)) + "\n" for entry in sorted(entries, key=lambda entry: entry.id)]
+    write_in_one_step("".join(lines).encode("ascii"), path)
