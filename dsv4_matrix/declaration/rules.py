@@ -1,0 +1,115 @@
+"""What makes a variant possible: lengths that fit its forward mode, and keys that its cell reads."""
+
+from __future__ import annotations
+
+from dsv4_matrix.declaration.drives import DRIVES
+from dsv4_matrix.declaration.grammar import Fields
+from dsv4_matrix.declaration.layout import MAX_TOKENS
+from dsv4_matrix.declaration.mistakes import Mistakes
+from dsv4_matrix.declaration.model import Variant
+
+#: Contract: a captured graph is replayed at least so often, with other batches.
+LEAST_REPLAYS = 3
+#: Verify chains: the root and at least one draft, at most eight rows.
+DRAFT_TOKENS = range(2, 9)
+
+
+def check_variant(ratio: int, mode: str, variant: Variant, fields: Fields, mistakes: Mistakes) -> None:
+    """Add a mistake for everything about ``variant`` that cannot run in ``r<ratio>/<mode>``."""
+    rule = _Rule(mode, variant, fields, mistakes)
+    rule.rows()
+    rule.accepted()
+    rule.graph()
+    rule.steps()
+    rule.options(ratio)
+
+
+class _Rule:
+    def __init__(self, mode: str, variant: Variant, fields: Fields, mistakes: Mistakes) -> None:
+        self.mode = mode
+        self.drive = DRIVES[mode]
+        self.variant = variant
+        self.fields = fields
+        self.mistakes = mistakes
+
+    def add(self, key: str, found: str, allowed: str, index: int | None = None) -> None:
+        self.mistakes.add(self.fields.place(key, index), f"{found} in variant {self.variant.name}", allowed)
+
+    def unread(self, key: str, reader: str) -> None:
+        if key in self.fields.values:
+            self.add(key, f"{key}, which {self.mode} does not read,", f"{key} only in {reader}")
+
+    def rows(self) -> None:
+        variant, requests = self.variant, len(self.variant.prefix_lens)
+        if variant.forward == "decode":
+            if variant.extend_lens:
+                self.add("extend_lens", "extend_lens for a decode", "no extend_lens: a decode has one row a request")
+            return
+        if len(variant.extend_lens) != requests:
+            found = f"{len(variant.extend_lens)} extend_lens for {requests} prefix_lens"
+            self.add("extend_lens", found, "one of each for every request")
+            return
+        if variant.forward == "target-verify":
+            for index, rows in enumerate(variant.extend_lens):
+                if rows not in DRAFT_TOKENS:
+                    self.add("extend_lens", f"{rows} draft tokens", "2 to 8 draft tokens a request", index)
+        if self.drive.uniform and len(set(variant.extend_lens)) > 1:
+            self.add("extend_lens", f"different extend_lens under {self.mode}", "the same for every request of a graph")
+        for index, (prefix, rows) in enumerate(zip(variant.prefix_lens, variant.extend_lens, strict=True)):
+            if prefix + rows > MAX_TOKENS:
+                self.add("extend_lens", f"{prefix} + {rows} tokens", f"at most {MAX_TOKENS} tokens a request", index)
+
+    def accepted(self) -> None:
+        variant = self.variant
+        if variant.forward != "target-verify":
+            self.unread("accept_lens", "verify modes")
+            self.unread("reuse", "verify modes")
+            return
+        if not variant.accept_lens:
+            if "reuse" in self.fields.values:
+                self.add(
+                    "reuse", "reuse without accept_lens", "accept_lens beside it: without them no slot is rejected"
+                )
+            return
+        if len(variant.accept_lens) != len(variant.prefix_lens):
+            found = f"{len(variant.accept_lens)} accept_lens for {len(variant.prefix_lens)} prefix_lens"
+            self.add("accept_lens", found, "one of each for every request")
+            return
+        for index, (kept, rows) in enumerate(zip(variant.accept_lens, variant.extend_lens, strict=False)):
+            if kept > rows:
+                self.add("accept_lens", f"{kept} rows kept of {rows}", f"1 to {rows}, the root included", index)
+
+    def graph(self) -> None:
+        variant = self.variant
+        if not self.drive.graph:
+            self.unread("replays", "graph modes")
+            self.unread("bucket", "graph modes")
+            return
+        if len(variant.replays) < LEAST_REPLAYS:
+            found = f"{len(variant.replays)} replays under {self.mode}"
+            self.add("replays", found, f"at least {LEAST_REPLAYS} further batches")
+        largest = max(len(batch) for batch in (variant.prefix_lens, *variant.replays))
+        if largest == 0:
+            self.add("replays", "a graph without any request", "at least one batch with a request")
+        if variant.bucket and variant.bucket < largest:
+            self.add("bucket", f"bucket {variant.bucket} for a batch of {largest}", f"at least {largest}")
+
+    def steps(self) -> None:
+        if self.mode != "eagle-draft-runner":
+            self.unread("num_steps", "eagle-draft-runner")
+        elif not self.variant.num_steps:
+            self.add("num_steps", "eagle-draft-runner without num_steps", "num_steps: 2 to 5")
+
+    def options(self, ratio: int) -> None:
+        variant = self.variant
+        if ratio != 4:
+            if "index_topk" in self.fields.values:
+                self.add("index_topk", f"index_topk for ratio {ratio}", "index_topk only for ratio 4, which selects")
+        if variant.large_pool and "cpu" in variant.devices:
+            self.add("large_pool", "large_pool on a CPU", "devices: [gpu] beside it")
+        if variant.gpu_only_lens and variant.forward == "extend":
+            self.add(
+                "gpu_only_lens",
+                "gpu_only_lens for an extend",
+                "host lengths: the sparse-prefill path sizes its workspace",
+            )
