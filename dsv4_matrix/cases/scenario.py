@@ -65,6 +65,9 @@ class Placement:
     #: full location of the last token of every complete history entry, and the entry (ratio 4 and 128), else None
     entry_loc: Tensor | None
     entry_k: Tensor | None
+    #: the scheduler's tables during the step; copied in place into the runner's before it
+    req_to_token: Tensor
+    mapping: Tensor
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,168 @@
+"""What every request says: its keys, compressed entries and rejected drafts, drawn once and cut to each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsv4_matrix.cases.batch import Span, StepPlan
+from dsv4_matrix.cases.streams import stream
+
+HEAD_DIM = 512
+#: K = mu + z: mu is +-MEAN in each element, shared by a request's keys; z is normal and K is clipped. A shared mean
+#: lets a query aim away from all keys at once, which brings the log-sum-exp down to a sink.
+MEAN = 0.25
+DEVIATION = 0.75
+CLIP = 3.5
+#: Tokens this far behind the first row repeat a block: no row sees them, so that they need not be drawn.
+_FAR = 512
+_BLOCK = 256
+
+FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+
+
+@dataclass(frozen=True)
+class Bank:
+    """The keys of one step, request after request, each with one decoy behind its last.
+
+    Attributes:
+        tokens: bf16 ``[sum L_r, 512]`` on the CPU; ``L_r`` is the request's length after the step, plus one.
+        token_base: int64 ``[bs + 1]``.
+        entries: bf16 ``[sum E_r, 512]``; ``E_r`` is the complete entries after the step, plus one. Empty for ratio 0.
+        entry_base: int64 ``[bs + 1]``.
+        mean: float32 ``[bs, 512]``, mu of each request.
+    """
+
+    tokens: Tensor
+    token_base: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+    entries: Tensor
+    entry_base: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+    mean: FloatArray
+
+
+@dataclass(frozen=True)
+class _Committed:
+    """A request as serial decoding would leave it: what every step that never speculated sees."""
+
+    mean: FloatArray
+    tokens: Tensor
+    entries: Tensor
+
+
+@dataclass(frozen=True)
+class _Rejected:
+    """Keys that a verify step stored and the request then dropped: from this position, from this entry."""
+
+    position: int
+    tokens: Tensor
+    entry: int
+    entries: Tensor
+
+
+class Content:
+    """All keys of a case.
+
+    A token that stays committed has the same K in every step. A rejected draft has a K of its own in the verify
+    step, and becomes the decoy of the step that follows: what a backend would see that forgot to roll back.
+    """
+
+    def __init__(self, plans: Sequence[StepPlan], ratio: int, seed: int) -> None:
+        self._ratio = ratio
+        self._committed: dict[int, _Committed] = {}
+        self._rejected: dict[int, _Rejected] = {}
+        length: dict[int, int] = {}
+        first: dict[int, int] = {}
+        for plan in plans:
+            for span in plan.spans:
+                length[span.request] = max(length.get(span.request, 0), span.total)
+                first.setdefault(span.request, span.prefix)
+                if span.kept < span.rows:
+                    self._rejected[span.request] = self._draw_rejected(span, seed)
+        for request, total in length.items():
+            mean = _mean(seed, request)
+            self._committed[request] = _Committed(
+                mean,
+                _far_repeated(stream(seed, "tokens", request), mean, total + 1, first[request] - _FAR),
+                _keys(stream(seed, "entries", request), mean, total // ratio + 1 if ratio else 0),
+            )
+
+    def bank(self, plan: StepPlan) -> Bank:
+        """The keys as of ``plan``: committed ones, the step's own rows, and decoys."""
+        tokens: list[Tensor] = [torch.empty(0, HEAD_DIM, dtype=torch.bfloat16)]
+        entries: list[Tensor] = [torch.empty(0, HEAD_DIM, dtype=torch.bfloat16)]
+        for span in plan.spans:
+            committed = self._committed[span.request]
+            rejected = self._rejected.get(span.request)
+            tokens.append(_overlaid(committed.tokens, span.total + 1, span, rejected and _tail(rejected)))
+            if self._ratio:
+                count = span.total // self._ratio + 1
+                tail = rejected and (rejected.entry, rejected.entries)
+                entries.append(_overlaid(committed.entries, count, span, tail))
+        means = [self._committed[span.request].mean for span in plan.spans]
+        return Bank(
+            tokens=torch.cat(tokens),
+            token_base=_base(tokens[1:]),
+            entries=torch.cat(entries),
+            entry_base=_base(entries[1:] if self._ratio else [entries[0]] * len(plan.spans)),
+            mean=np.stack(means) if means else np.empty((0, HEAD_DIM), np.float32),
+        )
+
+    def _draw_rejected(self, span: Span, seed: int) -> _Rejected:
+        mean = _mean(seed, span.request)
+        position = span.prefix + span.kept
+        entry = position // self._ratio if self._ratio else 0
+        stored = span.total // self._ratio - entry if self._ratio else 0
+        return _Rejected(
+            position,
+            _keys(stream(seed, "rejected tokens", span.request), mean, span.total - position),
+            entry,
+            _keys(stream(seed, "rejected entries", span.request), mean, stored),
+        )
+
+
+def _tail(rejected: _Rejected) -> tuple[int, Tensor]:
+    return rejected.position, rejected.tokens
+
+
+def _overlaid(committed: Tensor, count: int, span: Span, tail: tuple[int, Tensor] | None) -> Tensor:
+    """The first ``count`` committed keys; rejected ones over them in the verify step, as the decoy in the next."""
+    keys = committed[:count]
+    if tail is None:
+        return keys
+    start, rejected = tail
+    # In the verify step they stand at their places; afterwards only the decoy (the last key) may be one of them.
+    begin, end = (start, start + len(rejected)) if span.kept < span.rows else (count - 1, count)
+    begin, end = max(begin, start), min(end, start + len(rejected), count)
+    if begin < end:
+        keys = keys.clone()
+        keys[begin:end] = rejected[begin - start : end - start]
+    return keys
+
+
+def _base(parts: Sequence[Tensor]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    return np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+
+
+def _mean(seed: int, request: int) -> FloatArray:
+    signs = stream(seed, "mean", request).integers(0, 2, HEAD_DIM) * 2 - 1
+    return (signs * MEAN).astype(np.float32)
+
+
+def _keys(generator: np.random.Generator, mean: FloatArray, count: int) -> Tensor:
+    drawn = generator.standard_normal((count, HEAD_DIM), dtype=np.float32)
+    drawn *= DEVIATION
+    drawn += mean
+    return torch.from_numpy(np.clip(drawn, -CLIP, CLIP, out=drawn)).to(torch.bfloat16)
+
+
+def _far_repeated(generator: np.random.Generator, mean: FloatArray, count: int, near: int) -> Tensor:
+    """``count`` keys, of which those before ``near`` repeat a block of ``_BLOCK``: long contexts stay cheap."""
+    if near <= _BLOCK:
+        return _keys(generator, mean, count)
+    block = _keys(generator, mean, _BLOCK)
+    far = block.repeat(-(-near // _BLOCK), 1)[:near]
+    return torch.cat([far, _keys(generator, mean, count - near)])

@@ -1,0 +1,163 @@
+"""Queries under which every key of a row matters: peaked at critical keys, drawn to the sink, or flat.
+
+With random queries over many keys one missing key changes nothing that a budget could see. Of every eight heads, five
+are peaked at keys that a wrong backend would drop or add, one is aimed away from all keys so that its sink takes a
+fair share, and two are flat. The judge measures that this works; see ``dsv4_matrix.judge``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsv4_matrix.cases.content import CLIP, DEVIATION, HEAD_DIM, MEAN, Bank, FloatArray
+from dsv4_matrix.cases.layout import WINDOW, IntArray
+from dsv4_matrix.cases.streams import stream
+
+#: Role of each head of eight: peaked, flat or sink.
+_ROLES = np.array(list("ppfpspfp"))
+#: A peaked key's score above the other keys', for up to 128 keys; grows with their logarithm, so that its share stays.
+_BOOST = 5.5
+_FLAT_DEVIATION = 1.0
+#: A sink head's log-sum-exp lies within this of its sink, so that the sink takes between a quarter and three quarters.
+_SINK_SPREAD = 1.0
+_ABSENT = -1
+
+
+def sinks(kind: str, heads: int, seed: int) -> FloatArray:
+    """fp32 ``[heads]``: ``off`` is -1e30, ``zero`` is 0, ``per-head`` distinct finite values in [-1.5, 2.5]."""
+    if kind == "off":
+        return np.full(heads, -1e30, np.float32)
+    if kind == "zero":
+        return np.zeros(heads, np.float32)
+    if kind == "per-head":
+        order = stream(seed, "sink").permutation(heads)
+        return (-1.5 + 4.0 * (order + 0.5) / heads).astype(np.float32)
+    raise ValueError(f"sink {kind!r} is not one of off, zero, per-head")
+
+
+def select(positions: IntArray, index_topk: int, hostile: bool, seed: int, step: int) -> IntArray:
+    """The C4 indexer's choice: request-local entry ids ``[T, index_topk]``, -1 padded.
+
+    All complete entries where they fit, otherwise exactly ``index_topk`` distinct ones, the oldest and the newest
+    among them. In random order when ``hostile``, ascending otherwise.
+    """
+    selection = np.full((len(positions), index_topk), _ABSENT, np.int64)
+    counts = (positions + 1) // 4
+    generator = stream(seed, "selection", step)
+    width = int(counts.max(initial=0))
+    # One random key an entry: sorting by it shuffles each row, absent entries last; forced ones keep the least keys.
+    keys = generator.random((len(positions), width))
+    entry = np.arange(width)[None, :]
+    chosen = keys.copy()
+    chosen[(entry == 0) | (entry == counts[:, None] - 1)] = -1.0
+    chosen[entry >= counts[:, None]] = 2.0
+    picked = np.argsort(chosen, axis=1, kind="stable")[:, :index_topk]
+    present = np.take_along_axis(chosen, picked, 1) < 2.0
+    picked = np.where(present, picked, width)
+    if hostile:
+        rank = np.where(present, np.take_along_axis(keys, np.minimum(picked, max(width - 1, 0)), 1), 2.0)
+        picked = np.take_along_axis(picked, np.argsort(rank, axis=1, kind="stable"), 1)
+    else:
+        picked = np.sort(picked, axis=1)
+    selection[:, : picked.shape[1]] = np.where(picked < width, picked, _ABSENT)
+    return selection
+
+
+def draw_queries(
+    bank: Bank,
+    ratio: int,
+    request: IntArray,
+    positions: IntArray,
+    selection: IntArray | None,
+    sink: FloatArray,
+    scale: float,
+    seed: int,
+    step: int,
+) -> Tensor:
+    """bf16 ``[T, H, 512]`` on the CPU, contiguous. One numpy pass a role; no loop over rows."""
+    rows, heads = len(positions), len(sink)
+    generator = stream(seed, "queries", step)
+    roles = _ROLES[np.arange(heads) % len(_ROLES)]
+    peaked, sunk, flat = (np.flatnonzero(roles == role) for role in "psf")
+    seen = np.minimum(positions + 1, WINDOW)
+    if ratio:
+        complete = (positions + 1) // ratio
+        seen = seen + (np.minimum(complete, selection.shape[1]) if selection is not None else complete)
+    queries = np.empty((rows, heads, HEAD_DIM), np.float32)
+    if not rows:
+        return torch.from_numpy(queries).to(torch.bfloat16)
+
+    keys = torch.cat([bank.tokens, bank.entries]).float().numpy()
+    targets = _critical_keys(bank, ratio, request, positions, selection, generator)
+    queries[:, peaked] = keys[_rotated(targets, len(peaked))]
+    # q = a k scores a scale |k|^2 at k and a scale |mu|^2 elsewhere; the difference is a scale 512 DEVIATION^2.
+    boost = _BOOST + np.log(np.maximum(seen, WINDOW) / WINDOW)
+    gain = boost / (scale * HEAD_DIM * DEVIATION**2)
+    queries[:, peaked] *= gain[:, None, None].astype(np.float32)
+
+    mean = bank.mean[request]
+    want = np.where(sink > -100, sink, 0)[sunk] + generator.uniform(-_SINK_SPREAD, _SINK_SPREAD, (rows, len(sunk)))
+    queries[:, sunk] = _away(want, np.log(seen)[:, None], scale)[..., None] * mean[:, None, :]
+    queries[:, flat] = _FLAT_DEVIATION * generator.standard_normal((rows, len(flat), HEAD_DIM), dtype=np.float32)
+    return torch.from_numpy(np.clip(queries, -2 * CLIP, 2 * CLIP, out=queries)).to(torch.bfloat16)
+
+
+def _away(want: FloatArray, log_count: FloatArray, scale: float) -> FloatArray:
+    """b such that q = b mu has log-sum-exp ``want``: b u + (b v)^2 / 2 + log_count = want, the root next to zero.
+
+    Scores of q = b mu are normal with mean b u, u = scale |mu|^2, and deviation b v, v = scale |mu| DEVIATION.
+    """
+    u = scale * HEAD_DIM * MEAN**2
+    v = scale * MEAN * np.sqrt(HEAD_DIM) * DEVIATION
+    discriminant = np.maximum(u * u + 2 * v * v * (want - log_count), 0.0)
+    return ((-u + np.sqrt(discriminant)) / (v * v)).astype(np.float32)
+
+
+def _critical_keys(
+    bank: Bank,
+    ratio: int,
+    request: IntArray,
+    positions: IntArray,
+    selection: IntArray | None,
+    generator: np.random.Generator,
+) -> IntArray:
+    """Rows of the bank that each query row is aimed at, ``[T, K]``, -1 where a row has no such key."""
+    base, seen = bank.token_base[request], np.minimum(positions + 1, WINDOW)
+    rows = len(positions)
+    newest = base + positions
+    targets = [
+        newest,
+        newest - seen + 1,
+        np.where(positions >= WINDOW, newest - WINDOW, _ABSENT),
+        newest + 1,
+        newest - generator.integers(0, seen),
+    ]
+    if ratio:
+        base, complete = len(bank.tokens) + bank.entry_base[request], (positions + 1) // ratio
+        some = complete > 0
+        if selection is None:
+            chosen = generator.integers(0, np.maximum(complete, 1))
+        else:
+            width = np.minimum(complete, selection.shape[1])
+            chosen = selection[np.arange(rows), generator.integers(0, np.maximum(width, 1))]
+        targets += [
+            np.where(some, base + complete - 1, _ABSENT),
+            np.where(some, base, _ABSENT),
+            base + complete,
+            np.where(some, base + chosen, _ABSENT),
+        ]
+        if selection is not None:
+            left_out = generator.integers(0, np.maximum(complete, 1))
+            missing = some & ~(selection == left_out[:, None]).any(1)
+            targets.append(np.where(missing, base + left_out, _ABSENT))
+    return np.stack(targets, 1)
+
+
+def _rotated(targets: IntArray, heads: int) -> IntArray:
+    """Deal each row's present targets to its peaked heads in turn, starting at another one in each row."""
+    present = targets != _ABSENT
+    ordered = np.take_along_axis(targets, np.argsort(~present, axis=1, kind="stable"), 1)
+    turn = np.arange(heads)[None, :] + np.arange(len(targets))[:, None]
+    return np.take_along_axis(ordered, turn % present.sum(1, keepdims=True), 1)
