@@ -70,7 +70,7 @@ def attend_low_precision(
         peak = torch.full(query.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
         total = torch.zeros_like(peak)
         weighted = torch.zeros_like(query)
-        for block in reversed(index[rows].split(_BLOCK, dim=1)):
+        for block in reversed(torch.split(index[rows], _BLOCK, dim=1)):
             present = block >= 0
             keys = _gather(bank, block, torch.bfloat16).to(torch.float32)
             scores = (torch.bmm(query, keys.mT) * scale).masked_fill(~present[:, None, :], -torch.inf)

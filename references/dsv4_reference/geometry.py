@@ -1,6 +1,6 @@
-"""Sizes of the model and of its cache, written down here on purpose: the oracle shares no constant with what it judges.
+"""Sizes of the model and of its cache, stated here on purpose: the oracle shares no constant with what it judges.
 
-Elements unless a name says bytes. Source: SGLang's DeepSeek-V4 KV pool and FlashMLA's packed FP8 cache ("584 bytes a token").
+Elements unless a name says bytes. Source: SGLang's DeepSeek-V4 KV pool and FlashMLA's packed FP8 cache.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def visible(
         if selection is None or selection.dim() != 2 or selection.shape[0] != positions.shape[0]:
             got = None if selection is None else tuple(selection.shape)
             raise ValueError(
-                f"dsv4_reference.visible: ratio 4 needs the indexer's selection [T={positions.shape[0]}, topk], got {got}"
+                f"dsv4_reference.visible: ratio 4 needs the indexer's selection [{positions.shape[0]}, topk], got {got}"
             )
         entries = selection.to(torch.int64)
     else:

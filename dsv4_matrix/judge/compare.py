@@ -1,0 +1,93 @@
+"""One answer against the truth: every check as error over allowance, per (row, head), with no wait for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dsv4_matrix.cases.scenario import Observation, Step
+    from dsv4_matrix.declaration.model import Tolerance
+    from dsv4_matrix.judge.truth import Truth
+
+
+class Check(IntEnum):
+    """Rows of what ``compare`` returns, in the order in which a failure is explained."""
+
+    SPECIAL = 0  # number of NaN, infinity and empty-row positions that differ; anything above 0 fails
+    CONTRACT = 1  # worst |got - want| / (atol + rtol |want|) against unquantised K
+    MAX = 2  # largest error over its tight budget
+    MEAN = 3  # mean error over its tight budget
+    COSINE = 4  # 1 - cosine of the whole row over its bound, the same for all heads
+    LSE = 5  # log-sum-exp error over its tight budget
+
+
+#: The checks whose ratio is the margin; the contract is an outer bound and SPECIAL has no scale.
+TIGHT = (Check.MAX, Check.MEAN, Check.COSINE, Check.LSE)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An observation cut to the rows of a truth, in fp64."""
+
+    out: Tensor
+    lse: Tensor
+
+    @classmethod
+    def of(cls, observation: Observation, rows: slice) -> Answer:
+        return cls(observation.out[rows].to(torch.float64), observation.lse[rows].to(torch.float64))
+
+
+def misfit(observation: Observation, step: Step) -> str:
+    """Why an answer cannot be compared at all (type, shape, dtype, device), or an empty string."""
+    expected = {"out": (tuple(step.q.shape), torch.bfloat16), "lse": (tuple(step.q.shape[:2]), torch.float32)}
+    for name, (shape, dtype) in expected.items():
+        tensor = getattr(observation, name)
+        want = f"{str(dtype).removeprefix('torch.')} {list(shape)} on {step.q.device.type}"
+        if not isinstance(tensor, torch.Tensor):
+            return f"{name}: expected a tensor, {want}; got {type(tensor).__name__}"
+        got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device.type}"
+        if got != want:
+            return f"{name}: expected {want}; got {got}"
+    return ""
+
+
+def compare(answer: Answer, truth: Truth, tolerance: Tolerance, cosine: float) -> Tensor:
+    """fp64 ``[len(Check), t, H]``: each check's error over what is allowed, +inf where nothing is."""
+    error = absolute_error(answer.out, truth.out)
+    special = (error == torch.inf).sum(dim=-1) + (absolute_error(answer.lse, truth.lse) == torch.inf)
+    # The contract bounds each element by itself; what differs in kind (NaN, infinity) is SPECIAL's.
+    contract = absolute_error(answer.out, truth.contract) / (tolerance.atol + tolerance.rtol * truth.contract.abs())
+    ratios = [
+        special.to(torch.float64),
+        contract.nan_to_num(nan=0.0, posinf=torch.inf).amax(dim=-1),
+        over(error.amax(dim=-1), truth.max_budget),
+        over(error.mean(dim=-1), truth.mean_budget),
+        over(cosine_difference(answer.out, truth.out), cosine)[:, None].expand(special.shape),
+        over(absolute_error(answer.lse, truth.lse), truth.lse_budget),
+    ]
+    return torch.stack(ratios)
+
+
+def absolute_error(got: Tensor, want: Tensor) -> Tensor:
+    """|got - want|; 0 where both are the same infinity or both NaN, +inf where only one is special."""
+    same = (got == want) | (got.isnan() & want.isnan())
+    return torch.where(same, 0.0, (got - want).abs_()).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+
+
+def cosine_difference(got: Tensor, want: Tensor) -> Tensor:
+    """``[t]``: 1 - cosine over all heads and elements of a row; 0 for equal rows, 1 where the cosine is undefined."""
+    dot = (got * want).sum(dim=(1, 2))
+    norms = (got * got).sum(dim=(1, 2)).sqrt_() * (want * want).sum(dim=(1, 2)).sqrt_()
+    equal = (got == want).all(dim=2).all(dim=1)
+    return torch.where(equal, 0.0, (1.0 - dot / norms).abs_().nan_to_num_(nan=1.0, posinf=1.0))
+
+
+def over(error: Tensor, allowed: Tensor | float) -> Tensor:
+    """error / allowed, where no error is 0 even if nothing is allowed."""
+    return torch.where(error == 0, 0.0, error / allowed)

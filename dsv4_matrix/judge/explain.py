@@ -1,0 +1,126 @@
+"""What a wrong answer looks like: known mistakes that reproduce it, which is what a kernel author wants to read first.
+
+A hypothesis is named for the rows on which the answer lies close to it and clearly closer to it than to the truth.
+Runs on failures only, on a few failing rows, so it may wait for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from dsv4_matrix.judge.compare import Answer, absolute_error
+from dsv4_matrix.judge.sensitivity import applies, edited, without_sink
+from dsv4_matrix.judge.truth import EPS_BF16
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dsv4_matrix.cases.scenario import Observation
+    from dsv4_matrix.judge.truth import Oracle, Truth
+
+_ROWS = 16
+
+
+def explanations(
+    oracle: Oracle, observation: Observation, others: Sequence[Observation], bad_rows: Sequence[int]
+) -> list[str]:
+    """Sentences such as ``window 127 (rows 3, 5)``, most telling first; empty if nothing known fits.
+
+    Args:
+        oracle: of the step that was observed.
+        observation: the failing answer, of the right shapes and dtypes.
+        others: other answers of the case, to recognise stale rows.
+        bad_rows: rows out of budget; the first 16 are looked at.
+    """
+    found: dict[str, list[int]] = {}
+    for row in bad_rows[:_ROWS]:
+        truth = oracle.truth(slice(row, row + 1))
+        answer = Answer.of(observation, truth.rows)
+        for name in _output_hypotheses(oracle, truth, answer) + _lse_hypotheses(oracle, truth, answer):
+            found.setdefault(name, []).append(row)
+        name = _stale(observation, others, row)
+        if name:
+            found.setdefault(name, []).append(row)
+    for name, row in _misplaced(oracle, observation, bad_rows[:_ROWS]):
+        found.setdefault(name, []).append(row)
+    return [f"{name} ({name_rows(rows)})" for name, rows in sorted(found.items(), key=lambda item: -len(item[1]))]
+
+
+def name_rows(rows: Sequence[int], most: int = 8) -> str:
+    """``row 3``, ``rows 3, 5`` or ``rows 0, 1, 2 and 61 more``."""
+    shown = ", ".join(map(str, rows[:most]))
+    more = f" and {len(rows) - most} more" if len(rows) > most else ""
+    return f"{'row' if len(rows) == 1 else 'rows'} {shown}{more}"
+
+
+def _output_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str]:
+    candidates = [
+        (edit.name, edited(oracle, truth, edit))
+        for edit in oracle.sight.edits
+        if bool(applies(oracle, truth, edit).any())
+    ]
+    candidates.append(("sink left out", without_sink(oracle, truth)))
+    candidates.append(("zeros, as for a row without keys", torch.zeros_like(truth.out)))
+    candidates.append(("heads in reverse order", truth.out.flip(1)))
+    _, heads, width = truth.out.shape
+    candidates.append(("[heads, 512] written as [512, heads]", truth.out.mT.reshape(1, heads, width)))
+    return [name for name, output in candidates if _fits(truth, answer.out, output)]
+
+
+def _lse_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str]:
+    sink = oracle.step.sink.to(torch.float64)
+    candidates = [
+        ("lse in base 2", truth.lse / math.log(2.0)),
+        ("lse with the sink counted in", torch.logaddexp(truth.lse, sink)),
+        ("lse negated", -truth.lse),
+        ("lse -inf instead of +inf for a row without keys", torch.where(truth.lse.isinf(), -torch.inf, truth.lse)),
+    ]
+    wrong = absolute_error(answer.lse, truth.lse)
+    out_of_budget = bool((wrong > truth.lse_budget).any())
+    return [
+        name
+        for name, lse in candidates
+        if out_of_budget and bool((absolute_error(answer.lse, lse) <= 2 * truth.lse_budget + 1e-6).all())
+    ]
+
+
+def _misplaced(oracle: Oracle, observation: Observation, bad_rows: Sequence[int]) -> list[tuple[str, int]]:
+    """Rows that hold the answer of another row of the same step, compared within the first chunk of rows."""
+    chunks = oracle.chunks()
+    if not chunks:
+        return []
+    everyone = oracle.truth(chunks[0])
+    found = []
+    for row in bad_rows:
+        answer = Answer.of(observation, slice(row, row + 1))
+        distance = absolute_error(answer.out, everyone.out).amax(dim=-1)
+        close = (distance <= 2 * everyone.max_budget).all(dim=1)
+        found += [(f"the answer of row {other}", row) for other in close.nonzero()[:, 0].tolist() if other != row]
+    return found
+
+
+def _stale(observation: Observation, others: Sequence[Observation], row: int) -> str:
+    """Names the other answer whose row this one repeats bit for bit."""
+    out = observation.out[row]
+    for other in others:
+        # The same step on another leg has the same answer when it is right: only another step's row is stale.
+        if other.step == observation.step or not isinstance(other.out, torch.Tensor):
+            continue
+        if other.out.shape[1:] != out.shape or other.out.dtype != out.dtype:
+            continue
+        same = (other.out.to(out.device) == out).flatten(1).all(dim=1).nonzero()
+        if len(same) and bool((out != 0).any()):
+            return f'bit for bit row {int(same[0])} of leg "{other.leg}", step {other.step}'
+    return ""
+
+
+def _fits(truth: Truth, got: Tensor, hypothesis: Tensor) -> bool:
+    """Whether ``got`` is near ``hypothesis`` (four budgets, as its own is not known) and nearer than to the truth."""
+    allowed = 4 * truth.max_budget + EPS_BF16 * hypothesis.abs().amax(dim=-1)
+    near = absolute_error(got, hypothesis).amax(dim=-1)
+    far = absolute_error(got, truth.out).amax(dim=-1)
+    return bool((near <= allowed).all()) and float(near.max()) < 0.5 * float(far.max())

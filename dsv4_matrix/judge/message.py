@@ -1,0 +1,186 @@
+"""The one screen that a person sees when a case fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from dsv4_matrix.judge.compare import TIGHT, Answer, Check, absolute_error
+from dsv4_matrix.judge.explain import explanations, name_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dsv4_matrix.cases.scenario import Observation, Scenario
+    from dsv4_matrix.declaration.model import Tolerance, Tolerances
+    from dsv4_matrix.judge.truth import Oracle, Truth
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which case on which backend: what every message says first and last."""
+
+    scenario: Scenario
+    backend_name: str
+    device: str
+
+    def headline(self, outcome: str, detail: str) -> str:
+        return f"{self.scenario.case_id}: {outcome} on {self.backend_name} ({self.device}), {detail}"
+
+    def footer(self) -> list[str]:
+        return [
+            _line("seed", str(self.scenario.seed)),
+            _line("run", f"dsv4-matrix run --cells {self.scenario.case_id} --backend {self.backend_name}"),
+        ]
+
+
+def misfit_message(place: Place, observation: Observation, reason: str) -> str:
+    """A wrong type, shape, dtype or device: nothing else can be said."""
+    head = place.headline("failed", f'leg "{observation.leg}", step {observation.step}')
+    return "\n".join([head, _line("answer", reason), *place.footer()])
+
+
+def insensitive_message(place: Place, blind: Sequence[tuple[str, int, int, float]], cases: int) -> str:
+    """``blind`` holds (perturbation, step, row, effect/budget) of the weakest, ``cases`` how many there are in all."""
+    lines = [place.headline("insensitive", "its answers are in budget, but it would not notice")]
+    for name, step, row, effect in blind[:8]:
+        lines.append(_line("blind to", f"{name}: step {step}, row {row}, effect is {effect:.2g} x its budget"))
+    lines.append(_line("in all", f"{cases} (perturbation, row) pairs at or below 1"))
+    lines.append(_line("next", "draw q so that these keys carry weight in some head, or shorten the context"))
+    return "\n".join([*lines, *place.footer()])
+
+
+def failure_message(
+    place: Place,
+    oracle: Oracle,
+    observation: Observation,
+    ratios: Tensor,
+    tolerances: Tolerances,
+    others: Sequence[Observation],
+    also: Sequence[str],
+) -> str:
+    """The worst place of one failing answer, its budget, counts and likely cause.
+
+    Args:
+        place: case, backend, device.
+        oracle: of the observation's step.
+        observation: the answer, of the right shapes.
+        ratios: fp64 ``[len(Check), T, H]`` on the CPU, as ``compare`` gives.
+        tolerances: of the declaration.
+        others: all answers of the case, for stale rows.
+        also: other legs that fail.
+    """
+    tolerance = tolerances.graph if observation.graph else tolerances.eager
+    bad = ratios > 1.0
+    bad[Check.SPECIAL] = ratios[Check.SPECIAL] > 0
+    bad_rows = bad.any(dim=0).any(dim=1).nonzero()[:, 0].tolist()
+    check = next(c for c in Check if bool(bad[c].any()))
+    row, head = divmod(int(ratios[check].argmax()), ratios.shape[2])
+    truth = oracle.truth(slice(row, row + 1))
+    answer = Answer.of(observation, truth.rows)
+
+    step = oracle.step
+    where = f"row {row} (request {int(step.request[row])}, position {int(step.positions[row])}), head {head}"
+    lines = [
+        place.headline("failed", f'leg "{observation.leg}", step {observation.step}, ratio {step.ratio}'),
+        *_worst(check, where, head, answer, truth, tolerances, tolerance),
+        _line("over", _counts(bad)),
+        _line("NaN/inf", f"{int(ratios[Check.SPECIAL].sum())} positions differ"),
+        _line("cosine", _cosine(ratios, tolerances.budget.cosine)),
+        _line("rows", name_rows(bad_rows) + f" of {ratios.shape[1]}"),
+    ]
+    hints = explanations(oracle, observation, others, bad_rows)
+    lines.append(_line("agrees", "with: " + "; ".join(hints[:4]) if hints else "with no known mistake"))
+    if bool((absolute_error(truth.out, truth.contract) > tolerance.atol + tolerance.rtol * truth.contract.abs()).any()):
+        lines.append(_line("note", "here quantisation alone leaves the contract: the case's keys are too large"))
+    if also:
+        lines.append(_line("also", f"{len(also)} more answers fail: " + ", ".join(also[:4])))
+    return "\n".join([*lines, *place.footer()])
+
+
+def _worst(
+    check: Check,
+    where: str,
+    head: int,
+    answer: Answer,
+    truth: Truth,
+    tolerances: Tolerances,
+    tolerance: Tolerance,
+) -> list[str]:
+    """Tensor, index, got, want and how the allowance came about, for the check that is explained."""
+    budget = tolerances.budget
+    if check is Check.LSE or (check is Check.SPECIAL and _lse_is_special(answer, truth, head)):
+        got, want = float(answer.lse[0, head]), float(truth.lse[0, head])
+        return [
+            _line("tensor", f"lse; worst at {where}"),
+            _line("got", f"{got:.9g}   want {want:.9g} (natural log, the sink not counted; +inf without keys)"),
+            _line(
+                "budget",
+                f"error {abs(got - want):.3g}, allowed {float(truth.lse_budget[0, head]):.3g} = "
+                f"{budget.lse_factor:g} x baseline error + {budget.lse_rounding:g} x 2^-23 x max(1, |lse|)",
+            ),
+        ]
+    reference = truth.contract if check is Check.CONTRACT else truth.out
+    error = absolute_error(answer.out[0, head], reference[0, head])
+    if check is Check.CONTRACT:
+        element = int((error / (tolerance.atol + tolerance.rtol * reference[0, head].abs())).argmax())
+    else:
+        element = int(error.argmax())
+    got, want = float(answer.out[0, head, element]), float(reference[0, head, element])
+    lines = [
+        _line("tensor", f"out; worst at {where}, element {element}"),
+        _line("got", f"{got:.6g}   want {want:.6g} ({_KEYS[check is Check.CONTRACT]})"),
+    ]
+    if check is Check.CONTRACT:
+        allowed = (
+            f"{tolerance.atol + tolerance.rtol * abs(want):.3g} = {tolerance.atol:g} + {tolerance.rtol:g} x |want|"
+        )
+        return [*lines, _line("budget", f"error {abs(got - want):.3g}, allowed {allowed}")]
+    if check is Check.MEAN:
+        return [
+            *lines,
+            _line(
+                "budget",
+                f"mean error {float(error.mean()):.3g}, allowed {float(truth.mean_budget[0, head]):.3g} = "
+                f"{budget.baseline_factor:g} x mean error of the low-precision baseline "
+                f"+ {budget.mean_rounding:g} x 2^-7 x mean|out|",
+            ),
+        ]
+    return [
+        *lines,
+        _line(
+            "budget",
+            f"error {float(error.max()):.3g}, allowed {float(truth.max_budget[0, head]):.3g} = "
+            f"{budget.baseline_factor:g} x {float(truth.baseline_max[0, head]):.3g} (low-precision baseline) "
+            f"+ {budget.rounding:g} x 2^-7 x {float(truth.peak[0, head]):.3g} (max|out|)",
+        ),
+    ]
+
+
+_KEYS = {False: "fp64 oracle, dequantised K", True: "fp64 oracle, unquantised K"}
+
+
+def _lse_is_special(answer: Answer, truth: Truth, head: int) -> bool:
+    """Whether only the log-sum-exp differs in kind there."""
+    outputs = absolute_error(answer.out[0, head], truth.out[0, head])
+    return not bool((outputs == torch.inf).any())
+
+
+def _counts(bad: Tensor) -> str:
+    pairs = bad.shape[1] * bad.shape[2]
+    names = {Check.CONTRACT: "contract", Check.MAX: "max", Check.MEAN: "mean", Check.LSE: "lse"}
+    each = ", ".join(f"{name} {int(bad[check].sum())}" for check, name in names.items())
+    return f"{each} of {pairs} (row, head) pairs; cosine {int(bad[Check.COSINE, :, 0].sum())} of {bad.shape[1]} rows"
+
+
+def _cosine(ratios: Tensor, bound: float) -> str:
+    worst = float(ratios[Check.COSINE].max()) * bound
+    margin = float(ratios[list(TIGHT)].max())
+    return f"1 - cos = {worst:.3g} in the worst row, allowed {bound:g}; worst error/budget {margin:.3g}"
+
+
+def _line(label: str, text: str) -> str:
+    return f"  {label:<9}{text}"
