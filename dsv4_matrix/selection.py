@@ -23,9 +23,7 @@ def select(cases: Sequence[Case], expression: str | None) -> tuple[Case, ...]:
         return tuple(cases)
     patterns = [pattern.strip() for pattern in expression.split(",") if pattern.strip()]
     if not patterns:
-        raise SelectionError(
-            f"no pattern in {expression!r}; give case ids or patterns such as 'r4-cg-decode-*'"
-        )
+        raise SelectionError(f"no pattern in {expression!r}; give case ids or patterns such as 'r4-cg-decode-*'")
     for pattern in patterns:
         if not any(fnmatchcase(case.id, pattern) for case in cases):
             raise SelectionError(f"no case id matches {pattern!r}; {_near(pattern, [case.id for case in cases])}")

@@ -1,0 +1,64 @@
+"""Results as the matrix: what each cell proved, in a text that fits a table's cell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from tabulate import tabulate
+
+from dsv4_matrix.declaration.model import Cell, Matrix, State
+from dsv4_matrix.report.result import Outcome, Result
+
+
+def cell_text(cell: Cell, results: Sequence[Result]) -> str:
+    """What ``results``, those of ``cell``, say about it.
+
+    Covered: passed/declared cases, the worst margin, and what fell short or was not run: ``12/14 0.61, 2 not run``.
+    Any other state: its name, and whether the refusal that it promises was seen.
+    """
+    counts = Counter(result.outcome for result in results)
+    if cell.state is not State.COVERED:
+        if counts[Outcome.PASSED]:
+            return cell.state.value
+        ended = ", ".join(sorted(outcome.value for outcome in counts)) or Outcome.NOT_RUN.value
+        return f"{cell.state.value}, probe {ended}"
+    text = f"{counts[Outcome.PASSED]}/{len(cell.variants)} {worst_margin(results)}".strip()
+    others = [
+        f"{count} {outcome.value.replace('-', ' ')}"
+        for outcome in Outcome
+        if outcome is not Outcome.PASSED and (count := counts[outcome])
+    ]
+    return ", ".join([text, *others])
+
+
+def worst_margin(results: Iterable[Result]) -> str:
+    """The largest error over budget, as the report writes it; NaN is worse than all; empty if none was measured."""
+    margins = [result.margin for result in results if result.margin]
+    return max(margins, key=lambda text: (text == "nan", 0.0 if text == "nan" else float(text)), default="")
+
+
+def matrix_table(matrix: Matrix, results: Iterable[Result], style: str = "simple") -> str:
+    """Modes down, ratios across, ``cell_text`` inside; ``style`` is a table format of tabulate."""
+    of_cell: dict[str, list[Result]] = {}
+    for result in results:
+        of_cell.setdefault(result.cell, []).append(result)
+    cells = {(cell.ratio, cell.mode): cell for cell in matrix.cells}
+    rows = [
+        [mode.title]
+        + [
+            cell_text(cell, of_cell.get(cell.id, [])) if (cell := cells.get((ratio, mode.name))) else ""
+            for ratio in matrix.ratios
+        ]
+        for mode in matrix.modes
+    ]
+    heads = ["mode", *(f"ratio {ratio}" for ratio in matrix.ratios)]
+    return tabulate(rows, headers=heads, tablefmt=style, disable_numparse=True)
+
+
+def refusals_text(results: Iterable[Result]) -> str:
+    """``25/25 refusals outside the cells hold``; names those that do not."""
+    refusals = [result for result in results if result.kind == "refusal"]
+    short = [result.id for result in refusals if result.outcome is not Outcome.PASSED]
+    text = f"{len(refusals) - len(short)}/{len(refusals)} refusals outside the cells hold"
+    return f"{text}; not: {', '.join(short)}" if short else text

@@ -1,0 +1,186 @@
+"""The whole matrix in one call: pytest over the packaged tests, apart from the user's configuration, then a table."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from dsv4_matrix.conclusion import record as record_evidence
+from dsv4_matrix.conclusion import tell
+from dsv4_matrix.context import BadInputError, Context, Options
+from dsv4_matrix.progress import Progress
+from dsv4_matrix.report import canonical
+from dsv4_matrix.report.result import Report, Result
+
+GOOD, SHORT, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+_SUITE = Path(__file__).parent / "suite"
+
+
+def run_matrix(
+    *,
+    matrix: str | os.PathLike[str] | None = None,
+    backend: str | None = None,
+    reference: str | None = None,
+    cells: str | None = None,
+    workers: str | None = None,
+    report: str | os.PathLike[str] | None = None,
+    record: str | os.PathLike[str] | None = None,
+    require_gpu: bool = False,
+    out: TextIO | None = None,
+) -> int:
+    """Run the selected cases on this machine, print failures and the matrix, and return the exit status.
+
+    Args:
+        matrix: the declaration; by default ``matrix.yaml`` here or above, else the packaged one.
+        backend, reference: name of an entry point, or ``module:attr``; by default the only one installed.
+        cells: fnmatch patterns on case ids, comma means or.
+        workers: processes, ``auto`` or a number; 0 runs in this process. By default ``auto`` on a CPU, 0 on a GPU.
+        report: file for the canonical report, telemetry beside it.
+        record: folder for this device's evidence, ``<device>.jsonl``; only a complete run is recorded.
+        require_gpu: refuse to run through the interpreter.
+        out: where to print; by default stdout.
+
+    Returns:
+        0 if all selected cases passed, 1 if anything fell short or could not be recorded, 2 for bad input, 130 if
+        interrupted.
+    """
+    here = Path.cwd()
+    stream = out or sys.stdout
+    options = Options(
+        matrix=None if matrix is None else here / matrix,
+        backend=backend,
+        reference=reference,
+        cells=cells,
+        report=None if report is None else here / report,
+        require_gpu=require_gpu,
+        search=here,
+        explicit=True,
+    )
+    context = Context(options)
+    try:
+        evidence = _evidence_path(context, record)
+        count = _workers(workers, context)
+        if options.report is not None:
+            canonical.check_writable(options.report)
+        before = context.header()
+    except (BadInputError, canonical.ReportError) as error:
+        print(f"dsv4-matrix run: {error}", file=sys.stderr)
+        return BAD_INPUT
+    machine = context.machine
+    stream.write(
+        f"{len(context.cases)} cases, backend {before.backend}, {machine.model}, torch {machine.torch}, "
+        f"triton {machine.triton or 'not installed'}, {f'{count} workers' if count else 'one process'}\n"
+    )
+    stream.flush()
+    session = _Session(len(context.cases), stream)
+    status = session.run(_arguments(options, context, count))
+    if status == pytest.ExitCode.INTERRUPTED and not session.progress.errors:
+        return INTERRUPTED
+    if session.progress.errors or not session.results:
+        stream.writelines(f"{error.rstrip()}\n" for error in session.progress.errors)
+        return BAD_INPUT if status == pytest.ExitCode.USAGE_ERROR else SHORT
+    selected = [case.id for case in context.cases]
+    good = tell(context.matrix, session.results, selected, session.messages, stream)
+    code = GOOD if good and status == pytest.ExitCode.OK else SHORT
+    if evidence is not None:
+        if reason := record_evidence(Report(context.header(), session.results), selected, before, evidence):
+            print(f"dsv4-matrix run: evidence not recorded: {reason}", file=sys.stderr)
+            return SHORT
+        stream.write(f"evidence recorded in {evidence}; 'dsv4-matrix table --write' brings it into README.md\n")
+    return code
+
+
+class _Session:
+    """One pytest run, and what its recorder knew at the end."""
+
+    def __init__(self, total: int, stream: TextIO) -> None:
+        self.progress = Progress(total, stream)
+        self.results: tuple[Result, ...] = ()
+        self.messages: dict[str, str] = {}
+
+    def run(self, arguments: list[str]) -> int:
+        with _isolated():
+            status = pytest.main(arguments, plugins=[self, self.progress])
+        self.progress.close()
+        return int(status)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        from dsv4_matrix.plugin import RECORDER
+
+        recorder = session.config.stash[RECORDER]
+        if recorder.ledger is not None:
+            self.results = recorder.ledger.complete()
+            self.messages = recorder.messages
+
+
+def _arguments(options: Options, context: Context, workers: int) -> list[str]:
+    arguments = [str(_SUITE), "-c", str(_SUITE / "pytest.ini"), "--rootdir", str(_SUITE)]
+    arguments += ["-p", "no:terminal", "-p", "dsv4_matrix", "-p", "xdist"]
+    arguments += ["--matrix", context.matrix.path]
+    for name, value in (
+        ("--matrix-backend", options.backend),
+        ("--matrix-reference", options.reference),
+        ("--matrix-cells", options.cells),
+        ("--matrix-report", options.report),
+    ):
+        if value is not None:
+            arguments += [name, str(value)]
+    if options.require_gpu:
+        arguments.append("--matrix-require-gpu")
+    if workers:
+        arguments += ["-n", str(workers)]
+    return arguments
+
+
+@contextmanager
+def _isolated() -> Iterator[None]:
+    """Neither the user's PYTEST_ADDOPTS nor other installed plugins decide a result."""
+    names = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    saved = {name: os.environ.pop(name, None) for name in names}
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _workers(asked: str | None, context: Context) -> int:
+    """Processes to start; 0 is this one. Never more than there are cases."""
+    from dsv4_matrix.machine import worker_count
+
+    _ = context.setup
+    if asked is None:
+        asked = "auto" if context.machine.kind == "cpu" else "0"
+    if asked != "auto" and not asked.isdecimal():
+        raise BadInputError(f"-n {asked}: give 'auto' or a number of processes")
+    count = min(worker_count() if asked == "auto" else int(asked), len(context.cases))
+    return 0 if asked == "auto" and count == 1 else count
+
+
+def _evidence_path(context: Context, record: str | os.PathLike[str] | None) -> Path | None:
+    if record is None:
+        return None
+    if context.options.cells is not None:
+        raise BadInputError(
+            "--record: evidence is of the whole matrix, and --cells selects a part of it; leave one of the two out"
+        )
+    folder = Path.cwd() / record
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(f"--record {record}: cannot make the folder: {error.strerror}") from None
+    path = folder / f"{context.machine.slug}.jsonl"
+    canonical.check_writable(path)
+    return path
