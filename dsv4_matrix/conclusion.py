@@ -28,7 +28,7 @@ def tell(
     ran = [result for result in results if result.id in set(selected)]
     short = [result for result in ran if result.outcome is not Outcome.PASSED]
     for result in short[:_FULL_MESSAGES]:
-        out.write(f"\n{result.outcome.upper()} {messages.get(result.id) or f'{result.id}: {result.reason}'}\n")
+        out.write(f"\n{result.outcome.upper()} {result.id}\n{messages.get(result.id) or result.reason}\n")
     if rest := short[_FULL_MESSAGES:]:
         out.write(f"\nand {len(rest)} more:\n")
         out.writelines(f"  {result.outcome} {result.id}: {_first_line(result.reason)}\n" for result in rest)
@@ -45,7 +45,7 @@ def record(report: Report, selected: Sequence[str], started: Header, path: Path)
     absent = (Outcome.LOST, Outcome.NOT_RUN)
     incomplete = [r.id for r in report.results if r.id in set(selected) and r.outcome in absent]
     if incomplete:
-        return f"{len(incomplete)} cases did not run: {', '.join(incomplete[:5])}"
+        return f"these cases did not run: {', '.join(incomplete)}"
     if report.header != started:
         return "the sources changed while the matrix ran"
     try:

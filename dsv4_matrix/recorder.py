@@ -93,18 +93,19 @@ class Recorder:
         def made(outcome: Outcome, reason: str) -> Result:
             return Result(case_id, case.cell_id, case.kind, outcome, without_machine(reason))
 
-        last = (report.longreprtext.strip().splitlines() or [""])[-1]
+        crash = getattr(report.longrepr, "reprcrash", None)
+        told = crash.message if crash is not None else report.longreprtext.strip()
         if report.when == _CRASHED:
             return made(Outcome.LOST, "its worker died while the case ran")
         if report.when == "call":
             if (result := from_properties(report.user_properties)) is not None:
-                return result if report.passed or result.outcome != Outcome.PASSED else made(Outcome.ERROR, last)
+                return result if report.passed or result.outcome != Outcome.PASSED else made(Outcome.ERROR, told)
             if report.failed:
-                return made(Outcome.TIMEOUT if _TIMEOUT in report.longreprtext else Outcome.ERROR, last)
-            told = "its test was skipped" if report.skipped else "its test never called matrix_case.execute()"
-            return made(Outcome.NOT_RUN, told)
+                return made(Outcome.TIMEOUT if _TIMEOUT in report.longreprtext else Outcome.ERROR, told)
+            why = "its test was skipped" if report.skipped else "its test never called matrix_case.execute()"
+            return made(Outcome.NOT_RUN, why)
         if report.failed:
-            return made(Outcome.ERROR, f"{report.when}: {last}")
+            return made(Outcome.ERROR, f"{report.when}: {told}")
         if report.skipped:
             return made(Outcome.NOT_RUN, "its test was skipped")
         return None

@@ -11,24 +11,31 @@ from dsv4_matrix.declaration.model import Cell, Matrix, State
 from dsv4_matrix.report.result import Outcome, Result
 
 
-def cell_text(cell: Cell, results: Sequence[Result]) -> str:
+def cell_text(cell: Cell, results: Sequence[Result], graphs: bool = False) -> str:
     """What ``results``, those of ``cell``, say about it.
 
     Covered: passed/declared cases, the worst margin, and what fell short or was not run: ``12/14 0.61, 2 not run``.
-    Any other state: its name, and whether the refusal that it promises was seen.
+    With ``graphs`` also captures and replays. Any other state: its name, and whether its refusal was not seen.
+    ``results`` holds a line for every declared case, as a finished run and a report do.
     """
-    counts = Counter(result.outcome for result in results)
     if cell.state is not State.COVERED:
+        counts = Counter(result.outcome for result in results)
         if counts[Outcome.PASSED]:
             return cell.state.value
         ended = ", ".join(sorted(outcome.value for outcome in counts)) or Outcome.NOT_RUN.value
         return f"{cell.state.value}, probe {ended}"
-    text = f"{counts[Outcome.PASSED]}/{len(cell.variants)} {worst_margin(results)}".strip()
+    cases = [result for result in results if result.kind == "case"]
+    if not cases:
+        return "not recorded"
+    counts = Counter(result.outcome for result in cases)
+    text = f"{counts[Outcome.PASSED]}/{len(cases)} {worst_margin(cases)}".strip()
     others = [
         f"{count} {outcome.value.replace('-', ' ')}"
         for outcome in Outcome
         if outcome is not Outcome.PASSED and (count := counts[outcome])
     ]
+    if graphs and (captures := sum(result.captures for result in cases)):
+        others.append(f"{captures} captures, {sum(result.replays for result in cases)} replays")
     return ", ".join([text, *others])
 
 
@@ -38,7 +45,7 @@ def worst_margin(results: Iterable[Result]) -> str:
     return max(margins, key=lambda text: (text == "nan", 0.0 if text == "nan" else float(text)), default="")
 
 
-def matrix_table(matrix: Matrix, results: Iterable[Result], style: str = "simple") -> str:
+def matrix_table(matrix: Matrix, results: Iterable[Result], style: str = "simple", graphs: bool = False) -> str:
     """Modes down, ratios across, ``cell_text`` inside; ``style`` is a table format of tabulate."""
     of_cell: dict[str, list[Result]] = {}
     for result in results:
@@ -47,7 +54,7 @@ def matrix_table(matrix: Matrix, results: Iterable[Result], style: str = "simple
     rows = [
         [mode.title]
         + [
-            cell_text(cell, of_cell.get(cell.id, [])) if (cell := cells.get((ratio, mode.name))) else ""
+            cell_text(cell, of_cell.get(cell.id, []), graphs) if (cell := cells.get((ratio, mode.name))) else ""
             for ratio in matrix.ratios
         ]
         for mode in matrix.modes
