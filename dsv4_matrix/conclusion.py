@@ -28,7 +28,7 @@ def tell(
     ran = [result for result in results if result.id in set(selected)]
     short = [result for result in ran if result.outcome is not Outcome.PASSED]
     for result in short[:_FULL_MESSAGES]:
-        out.write(f"\n{result.outcome.upper()} {result.id}\n{messages.get(result.id) or result.reason}\n")
+        out.write(f"\n{messages.get(result.id) or f'{result.id}: {result.outcome}, {result.reason}'}\n")
     if rest := short[_FULL_MESSAGES:]:
         out.write(f"\nand {len(rest)} more:\n")
         out.writelines(f"  {result.outcome} {result.id}: {_first_line(result.reason)}\n" for result in rest)

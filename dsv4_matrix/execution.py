@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from dsv4_matrix.declaration.model import Case, Matrix
 from dsv4_matrix.loading import Backend
@@ -41,14 +42,18 @@ class Execution:
 
 def execute(case: Case, setup: Setup) -> Execution:
     """Run ``case``. Whatever the backend raises is an outcome, not an exception of this function."""
+    from dsv4_matrix.modes.errors import BackendError
+
     try:
         if case.kind != "case":
             return _probe(case, setup)
         with _alone(case):
             return _case(case, setup)
+    except BackendError as error:
+        return _fault(case, setup, Outcome.ERROR, str(error))
     except Exception as error:
-        said = without_machine(f"{type(error).__name__}: {error}".strip())
-        return Execution(_result(case, Outcome.ERROR, said), _screen(case, setup, error))
+        frames = "\n".join(_frames(error.__traceback__))
+        return _fault(case, setup, Outcome.ERROR, f"{type(error).__name__}: {error}\n{frames}")
 
 
 def _case(case: Case, setup: Setup) -> Execution:
@@ -68,15 +73,16 @@ def _case(case: Case, setup: Setup) -> Execution:
         backend_name=setup.backend.name,
         device=setup.machine.model,
     )
-    outcome, message = Outcome(verdict.outcome), verdict.message
+    counts = {
+        "margin": format_margin(verdict.margin),
+        "captures": int(trace.captures),
+        "replays": int(trace.replays),
+    }
     if trace.violations:
-        outcome = Outcome.FAILED
-        told = "\n".join(f"  {violation}" for violation in trace.violations)
-        message = f"{_title(case, setup)}\n{told}\n{message or _reproduce(case, setup)}"
-    margin = format_margin(verdict.margin)
-    return Execution(
-        _result(case, outcome, without_machine(message), margin, int(trace.captures), int(trace.replays)), message
-    )
+        told = "\n".join([*trace.violations, *verdict.message.splitlines()])
+        return _fault(case, setup, Outcome.FAILED, told, **counts)
+    result = _result(case, Outcome(verdict.outcome), without_machine(verdict.message), **counts)
+    return Execution(result, verdict.message)
 
 
 def _probe(case: Case, setup: Setup) -> Execution:
@@ -85,8 +91,7 @@ def _probe(case: Case, setup: Setup) -> Execution:
     try:
         run_probe(case, setup.matrix, setup.backend.factory, setup.machine.torch_device)
     except ProbeFailed as failed:
-        message = f"{_title(case, setup)}\n{failed}\n{_reproduce(case, setup)}"
-        return Execution(_result(case, Outcome.FAILED, without_machine(str(failed))), message)
+        return _fault(case, setup, Outcome.FAILED, str(failed))
     return Execution(_result(case, Outcome.PASSED), "")
 
 
@@ -108,22 +113,16 @@ def _alone(case: Case) -> Iterator[None]:
         yield
 
 
-def _title(case: Case, setup: Setup) -> str:
-    return f"case {case.id}   backend {setup.backend.name}   device {setup.machine.model}"
-
-
-def _reproduce(case: Case, setup: Setup) -> str:
-    return f"reproduce: dsv4-matrix run --backend {setup.backend.name} --cells {case.id}"
-
-
-def _screen(case: Case, setup: Setup, error: BaseException) -> str:
-    """The error, and the innermost frames outside the harness: where the backend stood."""
-    lines = [_title(case, setup), f"raised {type(error).__name__}: {error}", ""]
-    lines += _frames(error.__traceback__)
-    if error.__cause__ is not None:
-        lines.append(f"  caused by {type(error.__cause__).__name__}: {error.__cause__}")
-        lines += _frames(error.__cause__.__traceback__)
-    return "\n".join([*lines, "", f"seed {case.seed}", _reproduce(case, setup)])
+def _fault(case: Case, setup: Setup, outcome: Outcome, told: str, **counts: Any) -> Execution:
+    """``told`` on one screen, in the form of the judge's messages; its first line is the reason in the report."""
+    lines = [
+        f"{case.id}: {outcome} on {setup.backend.name} ({setup.machine.model})",
+        *(f"  {line}" for line in told.splitlines()),
+        f"  seed     {case.seed}",
+        f"  run      dsv4-matrix run --cells {case.id} --backend {setup.backend.name}",
+    ]
+    reason = without_machine(told.strip().partition("\n")[0])
+    return Execution(_result(case, outcome, reason, **counts), "\n".join(lines))
 
 
 def _frames(trace: TracebackType | None, most: int = 6) -> list[str]:

@@ -70,7 +70,7 @@ class MatrixCase:
         self._properties.extend(to_properties(done.result))
         if done.result.outcome is not Outcome.PASSED:
             self._properties.append((MESSAGE, done.message))
-            raise CaseFailedError(f"{done.result.outcome}: {done.message}")
+            raise CaseFailedError(done.message)
         return done
 
 

@@ -76,7 +76,9 @@ class Recorder:
             return
         from dsv4_matrix.report.transport import MESSAGE
 
-        message = str(dict(report.user_properties).get(MESSAGE) or (report.longreprtext if report.failed else ""))
+        message = str(dict(report.user_properties).get(MESSAGE, ""))
+        if report.failed and not message:
+            message = f"{case_id}: {result.outcome}, {result.reason}\n{report.longreprtext}"
         self._note(case_id, report, message)
         if report.when == "teardown":  # a pass that broke its teardown is not a pass
             self._ledger.results.pop(case_id, None)
