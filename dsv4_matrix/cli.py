@@ -1,5 +1,173 @@
-"""The ``dsv4-matrix`` command."""
+"""The ``dsv4-matrix`` command: thin, and quick where nothing runs (no torch, no triton, imports at first use).
+
+Exit status: 0 good, 1 something fell short or drifted, 2 bad input. Results go to stdout, errors to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsv4_matrix import __version__
+
+if TYPE_CHECKING:
+    from dsv4_matrix.declaration.model import Matrix
+
+GOOD, SHORT, BAD_INPUT = 0, 1, 2
+#: What a shell reports for a command whose reader went away (128 + SIGPIPE).
+READER_GONE = 141
 
 
-def main() -> int:
-    raise SystemExit("not built yet")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status. Arguments are ``sys.argv`` unless given."""
+    if hasattr(sys.stdout, "reconfigure"):
+        # A terminal that cannot show a check mark gets an escape, not a traceback.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        status = _dispatch(_parser().parse_args(argv))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of a pipe has seen enough (`| head`). Python would complain again when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def _dispatch(args: argparse.Namespace) -> int:
+    from dsv4_matrix.declaration.mistakes import DeclarationError
+
+    command: Callable[[argparse.Namespace], int] = args.command
+    try:
+        return command(args)
+    except DeclarationError as error:
+        count = len(error.mistakes)
+        print(f"{error}\n{count} mistake{'' if count == 1 else 's'} in the declaration", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dsv4-matrix", description="Conformance matrix for DeepSeek-V4 sparse attention.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"dsv4-matrix {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
+        made.set_defaults(command=command)
+        made.add_argument(
+            "--matrix", metavar="PATH", help="declaration (default: matrix.yaml here, else the packaged one)"
+        )
+        return made
+
+    add("check", _check, "validate the declaration and count what it declares")
+    made = add("list", _list, "list cells and case ids")
+    made.add_argument("--json", action="store_true", help="for programs: cells with their variants")
+    made = add("explain", _explain, "tell everything about one cell or case")
+    made.add_argument("name", metavar="CELL", help="a cell such as r4/verify-cg, or a case id")
+    made = add("table", _table, "compare the README with the declaration and the evidence, or bring it up to date")
+    what = made.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check", action="store_true", help="print a diff and exit 1 if the README is behind")
+    what.add_argument("--write", action="store_true", help="rewrite the blocks between the markers")
+    made.add_argument("--readme", metavar="PATH", help="default: README.md beside the declaration")
+    made.add_argument("--evidence", metavar="DIR", help="default: evidence/ beside the declaration")
+    made = add("run", _run, "run every covered case and every probe on this machine")
+    made.add_argument(
+        "--backend", metavar="NAME|module:attr", help="backend under test (default: the only one installed)"
+    )
+    made.add_argument(
+        "--reference", metavar="NAME|module:attr", help="reference to judge by (default: the one installed)"
+    )
+    made.add_argument("--cells", metavar="EXPR", help="fnmatch patterns on case ids, comma means or: 'r4-cg-decode-*'")
+    made.add_argument("--record", metavar="DIR", help="write this device's evidence there, if the run was whole")
+    made.add_argument("--report", metavar="PATH", help="write the canonical report there, telemetry beside it")
+    made.add_argument("--require-gpu", action="store_true", help="fail where there is no usable GPU")
+    made.add_argument("-n", dest="workers", metavar="N", help="processes, 'auto' or a number; 0 is this one")
+    return parser
+
+
+def _load(args: argparse.Namespace) -> Matrix:
+    from dsv4_matrix.declaration import find_matrix, load_matrix
+
+    return load_matrix(args.matrix if args.matrix is not None else find_matrix())
+
+
+def _check(args: argparse.Namespace) -> int:
+    from dsv4_matrix.declaration.listing import counts_text
+
+    matrix = _load(args)
+    print(f"{matrix.path}\n{counts_text(matrix)}")
+    return GOOD
+
+
+def _list(args: argparse.Namespace) -> int:
+    from dsv4_matrix.declaration.listing import cells_json, cells_text
+
+    matrix = _load(args)
+    if args.json:
+        import json
+
+        print(json.dumps(cells_json(matrix), indent=2))
+    else:
+        print(cells_text(matrix))
+    return GOOD
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from dsv4_matrix.declaration.listing import UnknownNameError, explain_text
+
+    try:
+        print(explain_text(_load(args), args.name))
+    except UnknownNameError as error:
+        print(f"dsv4-matrix explain: {error}", file=sys.stderr)
+        return BAD_INPUT
+    return GOOD
+
+
+def _table(args: argparse.Namespace) -> int:
+    from dsv4_matrix.declaration import readme
+    from dsv4_matrix.declaration.table import matrix_markdown
+    from dsv4_matrix.report.evidence import evidence_markdown
+
+    matrix = _load(args)
+    root = Path(matrix.path).parent
+    path = Path(args.readme) if args.readme else root / "README.md"
+    evidence = Path(args.evidence) if args.evidence else root / "evidence"
+    try:
+        blocks = {"matrix": matrix_markdown(matrix), "evidence": evidence_markdown(matrix, evidence)}
+        if args.check:
+            difference = readme.drift(path, blocks, "dsv4-matrix table --write")
+            if difference:
+                print(difference)
+            return SHORT if difference else GOOD
+        changed = readme.update(path, blocks)
+        print(f"{path}: {'brought up to date' if changed else 'is up to date'}")
+    except readme.ReadmeError as error:
+        print(f"dsv4-matrix table: {error}", file=sys.stderr)
+        return BAD_INPUT
+    return GOOD
+
+
+def _run(args: argparse.Namespace) -> int:
+    from dsv4_matrix.session import run_matrix
+
+    return run_matrix(
+        matrix=args.matrix,
+        backend=args.backend,
+        reference=args.reference,
+        cells=args.cells,
+        workers=args.workers,
+        report=args.report,
+        record=args.record,
+        require_gpu=args.require_gpu,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -43,7 +43,7 @@ class Text:
             return BAD
         return node.value
 
-    def json_schema(self) -> dict[str, Any]:
+    def json_schema(self, defs: dict[str, Any]) -> dict[str, Any]:
         if self.choices:
             return {"enum": list(self.choices)}
         return {"type": "string", "pattern": f"^(?:{self.pattern})$"}
@@ -68,7 +68,7 @@ class Whole:
             return BAD
         return value
 
-    def json_schema(self) -> dict[str, Any]:
+    def json_schema(self, defs: dict[str, Any]) -> dict[str, Any]:
         if self.choices:
             return {"enum": list(self.choices)}
         return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
@@ -88,7 +88,7 @@ class Number:
             return BAD
         return float(value)  # type: ignore[arg-type]
 
-    def json_schema(self) -> dict[str, Any]:
+    def json_schema(self, defs: dict[str, Any]) -> dict[str, Any]:
         return {"type": "number", "minimum": 0, "maximum": self.maximum}
 
 
@@ -102,7 +102,7 @@ class Flag:
             return BAD
         return node.value
 
-    def json_schema(self) -> dict[str, Any]:
+    def json_schema(self, defs: dict[str, Any]) -> dict[str, Any]:
         return {"type": "boolean"}
 
 
@@ -126,8 +126,8 @@ class ListOf:
                     mistakes.add(item.place, f"{value} a second time", "each item once")
         return BAD if any(value is BAD for value in values) else values
 
-    def json_schema(self) -> dict[str, Any]:
-        schema: dict[str, Any] = {"type": "array", "items": self.item.json_schema(), "maxItems": self.most}
+    def json_schema(self, defs: dict[str, Any]) -> dict[str, Any]:
+        schema: dict[str, Any] = {"type": "array", "items": self.item.json_schema(defs), "maxItems": self.most}
         if self.least:
             schema["minItems"] = self.least
         if self.unique:
@@ -171,10 +171,15 @@ class Fields:
 
 @dataclass(frozen=True)
 class Record:
-    """A mapping with known keys, read into ``Fields``."""
+    """A mapping with known keys, read into ``Fields``.
+
+    ``title`` is an article and one noun, the record's name in the JSON Schema. ``when`` is added to that schema: a
+    condition between keys that the loader holds by a rule of its own.
+    """
 
     title: str
     keys: Mapping[str, Key]
+    when: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, node: Node, mistakes: Mistakes) -> Any:
         if not isinstance(node, Pairs):
@@ -193,16 +198,21 @@ class Record:
                 values[text] = BAD
         return Fields(node, values)
 
-    def json_schema(self) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "title": self.title,
-            "additionalProperties": False,
-            "required": [name for name, key in self.keys.items() if key.required],
-            "properties": {
-                name: {"description": key.summary, **key.kind.json_schema()} for name, key in self.keys.items()
-            },
-        }
+    def json_schema(self, defs: dict[str, Any]) -> dict[str, Any]:
+        name = self.title.split()[-1]
+        if name not in defs:
+            defs[name] = {
+                "title": self.title,
+                "type": "object",
+                "additionalProperties": False,
+                "required": [name for name, key in self.keys.items() if key.required],
+                "properties": {
+                    name: {"description": key.summary, **key.kind.json_schema(defs)} for name, key in self.keys.items()
+                },
+            }
+            if self.when:
+                defs[name].update(self.when)
+        return {"$ref": f"#/$defs/{name}"}
 
 
 @dataclass(frozen=True)
@@ -222,7 +232,6 @@ class Table:
     value: Kind
     least: int = 1
     most: int = 256
-    summaries: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, node: Node, mistakes: Mistakes) -> Any:
         if not isinstance(node, Pairs) or not self.least <= len(node.pairs) <= self.most:
@@ -236,14 +245,14 @@ class Table:
                 places[name.text] = name.place
         return Entries(values, places)
 
-    def json_schema(self) -> dict[str, Any]:
+    def json_schema(self, defs: dict[str, Any]) -> dict[str, Any]:
         return {
             "type": "object",
             "title": self.title,
             "minProperties": self.least,
             "maxProperties": self.most,
-            "propertyNames": self.name.json_schema(),
-            "additionalProperties": self.value.json_schema(),
+            "propertyNames": self.name.json_schema(defs),
+            "additionalProperties": self.value.json_schema(defs),
         }
 
 

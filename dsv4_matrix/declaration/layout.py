@@ -76,6 +76,14 @@ CELL = Record(
         "reason": Key(SENTENCE, "not covered: why, in words of its own"),
         "probe": Key(PROBE, "not covered: the refusal that the generated test asserts"),
     },
+    when={
+        "if": {"properties": {"state": {"const": State.COVERED.value}}},
+        "then": {
+            "anyOf": [{"required": ["profiles"]}, {"required": ["variants"]}],
+            "properties": {"reason": False, "probe": False},
+        },
+        "else": {"required": ["reason", "probe"], "properties": {"profiles": False, "variants": False}},
+    },
 )
 
 REFUSAL = Record(

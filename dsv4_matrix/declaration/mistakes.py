@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dsv4_matrix.declaration.model import Place
@@ -70,6 +71,6 @@ def quote(text: str) -> str:
     return repr(shown)
 
 
-def join(options: object) -> str:
+def join(options: Iterable[object]) -> str:
     """Allowed values as a readable list; numbers and names alike."""
-    return ", ".join(str(option) for option in options)  # type: ignore[attr-defined]
+    return ", ".join(str(option) for option in options)

@@ -102,9 +102,8 @@ class _Rule:
 
     def options(self, ratio: int) -> None:
         variant = self.variant
-        if ratio != 4:
-            if "index_topk" in self.fields.values:
-                self.add("index_topk", f"index_topk for ratio {ratio}", "index_topk only for ratio 4, which selects")
+        if ratio != 4 and "index_topk" in self.fields.values:
+            self.add("index_topk", f"index_topk for ratio {ratio}", "index_topk only for ratio 4, which selects")
         if variant.large_pool and "cpu" in variant.devices:
             self.add("large_pool", "large_pool on a CPU", "devices: [gpu] beside it")
         if variant.gpu_only_lens and variant.forward == "extend":

@@ -1,0 +1,152 @@
+"""The declaration for a terminal and for programs: what ``check``, ``list`` and ``explain`` print."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from difflib import get_close_matches
+from typing import Any
+
+from dsv4_matrix.declaration.model import Case, Cell, Matrix, Probe, State
+from dsv4_matrix.declaration.sites import SITE_NAMES
+from dsv4_matrix.declaration.wording import variant_text
+
+
+class UnknownNameError(LookupError):
+    """No cell and no case of that name; the message shows names near it."""
+
+
+def counts_text(matrix: Matrix) -> str:
+    """How much is declared: cells by state, cases by kind and device, and the static cost per device."""
+    states = Counter(cell.state.value for cell in matrix.cells)
+    kinds = Counter(case.kind for case in matrix.cases())
+    cells = ", ".join(f"{states[state.value]} {state.value}" for state in State if states[state.value])
+    lines = [
+        f"{len(matrix.cells)} cells: {cells}",
+        f"{len(matrix.cases())} cases: {kinds['case']} variants, {kinds['probe']} probes, {kinds['refusal']} refusals",
+    ]
+    for device, name in (("cpu", "CPU"), ("gpu", "GPU")):
+        variants = [case.variant for case in matrix.cases(device) if case.variant]
+        cost = sum(variant.cost for variant in variants)
+        lines.append(f"{name}: {len(variants)} variants, static cost {cost} row-blocks")
+    return "\n".join(lines)
+
+
+def cells_json(matrix: Matrix) -> dict[str, Any]:
+    """``{"cells": [{"id", "ratio", "mode", "state", "reason", "probe", "variants"}]}``.
+
+    A covered cell has no reason and no probe (null); any other has no variants. A variant holds every field of
+    ``model.Variant`` with its defaults filled in, and the ``case_id`` and ``seed`` of its case.
+    """
+    cases = _cases_of_cells(matrix)
+    return {
+        "cells": [
+            {
+                "id": cell.id,
+                "ratio": cell.ratio,
+                "mode": cell.mode,
+                "state": cell.state.value,
+                "reason": cell.reason or None,
+                "probe": asdict(cell.probe) if cell.probe else None,
+                "variants": [_variant_json(case) for case in cases[cell.id] if case.variant],
+            }
+            for cell in matrix.cells
+        ]
+    }
+
+
+def cells_text(matrix: Matrix) -> str:
+    """One line a cell, and below it one line a case; refusals outside the cells last."""
+    cases = _cases_of_cells(matrix)
+    lines = []
+    for cell in matrix.cells:
+        tail = _count(len(cell.variants), "variant") if cell.variants else f"{cell.state.value}: {cell.reason}"
+        lines.append(f"{cell.id}  {'covered, ' if cell.variants else ''}{tail}")
+        lines += [f"  {case.id}" for case in cases[cell.id]]
+    lines.append("refusals outside the cells")
+    lines += [f"  {case.id}" for case in matrix.cases() if case.kind == "refusal"]
+    return "\n".join(lines)
+
+
+def explain_text(matrix: Matrix, name: str) -> str:
+    """All about the cell or the case called ``name``.
+
+    Raises:
+        UnknownNameError: there is neither.
+    """
+    for case in matrix.cases():
+        if case.id == name:
+            return "\n".join([*_case_lines(case), _run_line(case.id)])
+    try:
+        cell = matrix.cell(name)
+    except KeyError:
+        raise UnknownNameError(_unknown(matrix, name)) from None
+    title = next(mode for mode in matrix.modes if mode.name == cell.mode)
+    lines = [f"{cell.id}: {cell.state.value}", f"  {title.title}, ratio {cell.ratio}: {title.summary}"]
+    if cell.place:
+        lines.append(f"  declared at {cell.place}")
+    cases = _cases_of_cells(matrix)[cell.id]
+    for case in cases:
+        lines += ["", *_case_lines(case)]
+    pattern = cases[0].id if len(cases) == 1 else _pattern(matrix, cell)
+    return "\n".join([*lines, "", _run_line(pattern)])
+
+
+def _cases_of_cells(matrix: Matrix) -> dict[str, list[Case]]:
+    found: dict[str, list[Case]] = {cell.id: [] for cell in matrix.cells}
+    for case in matrix.cases():
+        if case.cell:
+            found[case.cell_id].append(case)
+    return found
+
+
+def _variant_json(case: Case) -> dict[str, Any]:
+    assert case.variant is not None
+    fields = {key: value for key, value in asdict(case.variant).items() if key != "place"}
+    return {"case_id": case.id, "seed": case.seed, **fields}
+
+
+def _case_lines(case: Case) -> list[str]:
+    if case.variant:
+        devices = " and ".join(device.upper() for device in case.variant.devices)
+        place = f", {case.variant.place}" if case.variant.place else ""
+        return [
+            f"{case.id}",
+            f"  {variant_text(case.variant)}",
+            f"  on {devices}, seed {case.seed}, cost {case.variant.cost}{place}",
+        ]
+    assert case.probe is not None
+    return [case.id, f"  reason: {case.reason}", *(f"  {line}" for line in _probe_lines(case.probe))]
+
+
+def _probe_lines(probe: Probe) -> list[str]:
+    return [
+        f"probe: {probe.site} ({SITE_NAMES[probe.site]})",
+        f"must raise {probe.raises} with a message that matches {probe.match!r}",
+    ]
+
+
+def _pattern(matrix: Matrix, cell: Cell) -> str:
+    """A pattern that selects the cases of ``cell`` and no others; ids are never parsed, so this is looked at."""
+    prefix = f"r{cell.ratio}-{cell.mode}-"
+    own = {case.id for case in _cases_of_cells(matrix)[cell.id]}
+    selected = {case.id for case in matrix.cases() if case.id.startswith(prefix)}
+    return f"{prefix}*" if selected == own else ",".join(sorted(own))
+
+
+def _run_line(pattern: str) -> str:
+    return f"run it: dsv4-matrix run --cells '{pattern}'"
+
+
+def _unknown(matrix: Matrix, name: str) -> str:
+    cells = [cell.id for cell in matrix.cells]
+    cases = [case.id for case in matrix.cases()]
+    near = get_close_matches(name.lower(), cells, n=3, cutoff=0.5) + get_close_matches(
+        name.lower(), cases, n=3, cutoff=0.6
+    )
+    hint = f"near it: {', '.join(near)}" if near else "see them with 'dsv4-matrix list'"
+    return f"no cell or case {name[:80]!r}; {hint}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
