@@ -1,0 +1,178 @@
+"""Sparse attention on the host side: shapes into launches, splits by fixed size, workspace within a bound.
+
+Nothing here reads a tensor's value, so every call can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from dsv4_triton.arguments import (
+    KeyList,
+    check_bf16_keys,
+    check_indices,
+    check_list,
+    check_out,
+    check_q,
+    check_sink,
+    describe,
+)
+from dsv4_triton.attention_kernel import attend, combine
+from dsv4_triton.geometry import HEAD_DIM
+from dsv4_triton.target import Target, target_of
+
+#: scores are kept in base 2, as exp2 is what hardware has
+LOG2E = 1.4426950408889634
+
+
+#: Keys a split. A constant: a count that followed the batch would make a row's bits depend on its neighbours.
+SPLIT_KEYS = 640
+#: fp32 words a (row, split, head) leaves in the workspace: the accumulator, its maximum, its sum, padding to 16 bytes
+PARTIAL_WORDS = HEAD_DIM + 4
+#: Bound of the workspace. Longer batches run in chunks of rows, one after the other in the same workspace.
+WORKSPACE_BYTES = 512 * 1024 * 1024
+#: heads a combine program takes
+COMBINE_HEADS = 4
+
+
+def launch(
+    q: torch.Tensor,
+    main: KeyList,
+    extra: KeyList | None,
+    sink: torch.Tensor | None,
+    scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """Attend and write ``out`` and ``lse``. Arguments are checked by the callers.
+
+    q, out: bf16 ``[b, s_q, H, 512]``, contiguous last dimension. lse: fp32 ``[b, s_q, H]``, any strides.
+    """
+    batch, seq, heads, _ = q.shape
+    rows = batch * seq
+    if rows == 0:
+        return
+    target = target_of(q.device)
+    split_blocks = SPLIT_KEYS // target.block_n
+    blocks = triton.cdiv(main.width, target.block_n) + (triton.cdiv(extra.width, target.block_n) if extra else 0)
+    splits = max(1, triton.cdiv(blocks, split_blocks))
+    chunk, partial = rows, lse
+    if splits > 1:
+        row_bytes = splits * heads * PARTIAL_WORDS * 4
+        chunk = min(rows, max(1, WORKSPACE_BYTES // row_bytes))
+        partial = torch.empty(chunk * row_bytes // 4, dtype=torch.float32, device=q.device)
+    for first in range(0, rows, chunk):
+        count = min(chunk, rows - first)
+        _attend_rows(q, main, extra, sink, scale, out, lse, target, first, count, splits, split_blocks, partial)
+
+
+def _attend_rows(
+    q: torch.Tensor, main: KeyList, extra: KeyList | None, sink: torch.Tensor | None, scale: float,
+    out: torch.Tensor, lse: torch.Tensor, target: Target,
+    first: int, count: int, splits: int, split_blocks: int, partial: torch.Tensor,
+) -> None:  # fmt: skip
+    _, seq, heads, _ = q.shape
+    given = (
+        (main.lengths is not None) | (extra is not None and extra.lengths is not None) << 1 | (sink is not None) << 2
+    )
+    lengths = main.indices if main.lengths is None else main.lengths
+    other = main if extra is None else extra
+    extra_lengths = lengths if other.lengths is None else other.lengths
+    extra_width = 0 if extra is None else extra.width
+    sinks = lse if sink is None else sink
+    block_h = min(target.block_h, max(16, heads))
+    out_at = (out, *out.stride()[:3], lse, *lse.stride(), sinks)
+    attend[(count * triton.cdiv(heads, block_h), splits)](
+        q, *q.stride()[:3], *out_at, scale * LOG2E, seq, heads, first,
+        *main.addressing(), main.indices, *main.indices.stride(), lengths, main.width,
+        *other.addressing(), other.indices, *other.indices.stride(), extra_lengths, extra_width,
+        given, partial, splits,
+        PACKED=main.packed, ALIGNED=main.aligned() and other.aligned(), ASM=target.packed_decode,
+        BLOCK_H=block_h, BLOCK_N=target.block_n, SPLIT_BLOCKS=split_blocks, PARTS=target.parts,
+        num_warps=target.num_warps, num_stages=target.num_stages, enable_fp_fusion=True,
+    )  # fmt: skip
+    if splits > 1:
+        per = heads if target.name == "interpreter" else COMBINE_HEADS
+        combine[(count, heads // per)](
+            partial, splits, *out_at, seq, heads, first, lengths, main.width, extra_lengths, extra_width, given,
+            BLOCK_N=target.block_n, SPLIT_BLOCKS=split_blocks, HEADS=per, num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+
+
+def sparse_attention(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    indices: torch.Tensor,
+    lengths: torch.Tensor | None,
+    sink: torch.Tensor | None,
+    scale: float,
+    *,
+    extra_cache: torch.Tensor | None = None,
+    extra_indices: torch.Tensor | None = None,
+    extra_lengths: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of query rows over packed keys, one softmax over both lists, K and V the same 512 vector.
+
+    Args:
+        q: bf16 ``[T, H, 512]``, any strides with a contiguous last dimension; H is 16, 32, 64 or 128.
+        cache: packed pages ``[pages, page, 1, 584]`` (``PackedPool.view``).
+        indices: int32 ``[T, W]`` slots; values outside the cache are ignored.
+        lengths: int32 ``[T]``, entries of each row that count, clamped to [0, W]; None means W.
+        sink: fp32 ``[H]``, a key of that score with a value of zero; None means none.
+        scale: multiplies q . k.
+        extra_cache, extra_indices, extra_lengths: a second list of keys.
+        out: bf16 ``[T, H, 512]``, written in place. lse: fp32 ``[T, H]``, written in place.
+
+    Returns:
+        ``(out, lse)``: lse is the natural log over the keys, the sink not among them; +inf, and an output of exact
+        zeros, for a row without keys.
+
+    Raises:
+        TypeError, ValueError: naming the argument, before anything is launched.
+    """
+    who = "sparse_attention"
+    check_q(who, q, "T, H")
+    main = check_list(who, "cache", "indices", "lengths", cache, indices, lengths, q.shape[:1], q.device)
+    extra = None
+    if extra_cache is not None or extra_indices is not None or extra_lengths is not None:
+        extra = check_list(
+            who, "extra_cache", "extra_indices", "extra_lengths", extra_cache, extra_indices, extra_lengths,
+            q.shape[:1], q.device,
+        )  # fmt: skip
+    return _rows(who, q, main, extra, sink, scale, out, lse)
+
+
+def sparse_attention_bf16(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    indices: torch.Tensor,
+    lengths: torch.Tensor | None,
+    sink: torch.Tensor | None,
+    scale: float,
+    *,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same over bf16 keys ``[N, 512]`` with a contiguous last dimension: FlashMLA's ``flash_mla_sparse_fwd``."""
+    who = "sparse_attention_bf16"
+    check_q(who, q, "T, H")
+    check_bf16_keys(who, kv, q.device)
+    main = KeyList(kv, *check_indices(who, "indices", "lengths", indices, lengths, q.shape[:1], q.device))
+    return _rows(who, q, main, None, sink, scale, out, lse)
+
+
+def _rows(
+    who: str, q: torch.Tensor, main: KeyList, extra: KeyList | None, sink: torch.Tensor | None, scale: float,
+    out: torch.Tensor | None, lse: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    check_sink(who, "sink", sink, q)
+    out = check_out(who, "out", out, q)
+    if lse is None:
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    elif lse.dtype != torch.float32 or lse.shape != q.shape[:2] or lse.device != q.device:
+        raise ValueError(f"{who}: lse must be fp32 {tuple(q.shape[:2])} on {q.device}, got {describe(lse)}")
+    launch(q.unsqueeze(1), main, extra, sink, scale, out.unsqueeze(1), lse.unsqueeze(1))
+    return out, lse

@@ -1,0 +1,146 @@
+# ruff: noqa: N803 - constexpr names are upper case, and Triton compiles a subset of Python
+"""Number formats inside kernels: e4m3, power-of-two scale bytes and bf16, exact and equal on a GPU and interpreted.
+
+Triton's interpreter keeps bf16 as raw uint16, truncates fp32 -> bf16, mis-rounds fp32 -> e4m3 and reads the e4m3 NaN
+bytes as 480; float8 pointers do not compile for sm_80. So formats are handled as integers here, and only proven
+shortcuts (the bf16 cast, the packed decode in assembly) replace them on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+#: True while kernels run through Triton's interpreter; fixed at import, as ``triton.jit`` itself decides then
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def bf16_to_fp32(bits):
+    """bf16 given as 16-bit integers -> fp32, exact."""
+    return ((bits.to(tl.int32) & 0xFFFF) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def fp32_to_bf16(x):
+    """fp32 -> bf16, round to nearest even; NaN stays NaN."""
+    if INTERPRETED:
+        bits = x.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        rounded = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, (bits >> 16) | 0x40, rounded)
+        y = rounded.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        y = x.to(tl.bfloat16)
+    return y
+
+
+@triton.jit
+def decode_e4m3(byte):
+    """e4m3 bytes (any integer type, 0..255) -> fp32, exact: subnormals, both zeros and NaN (0x7F, 0xFF) included.
+
+    The subnormals are m * 2**-9, written out instead of multiplied up from fp32 subnormals, which a target may flush.
+    """
+    b = byte.to(tl.int32)
+    low = b & 0x7F
+    normal = ((low << 20) + (120 << 23)).to(tl.float32, bitcast=True)
+    magnitude = tl.where(low < 8, low.to(tl.float32) * 0.001953125, normal)
+    magnitude = tl.where(low == 0x7F, float("nan"), magnitude)
+    return tl.where(b >= 0x80, -magnitude, magnitude)
+
+
+@triton.jit
+def decode_scale(byte):
+    """Scale bytes 0..255 -> fp32 factor 2**(byte - 127): byte 0 is the subnormal 2**-127, byte 255 is NaN."""
+    b = byte.to(tl.int32)
+    bits = tl.where(b == 0, 0x00400000, tl.where(b == 255, 0x7FC00000, b << 23))
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scale_byte(amax_bits):
+    """fp32 bits (int32, sign clear) of a group's finite amax -> scale byte 127 + ceil(log2(max(amax, 1e-4) / 448)).
+
+    Exact: 448 = 1.75 * 2**8, so the exponent is that of amax minus 8, plus one if amax's significand exceeds 1.75. The
+    floor of 1e-4 = 1.6384 * 2**-14 stands for exponent -22 and any smaller amax has no larger one: a max of bytes.
+    """
+    carry = ((amax_bits & 0x7FFFFF) > 0x600000).to(tl.int32)
+    return tl.maximum((amax_bits >> 23) - 8 + carry, 105)
+
+
+@triton.jit
+def inverse_scale(byte):
+    """Scale bytes 105..247 -> fp32 2**(127 - byte), exact."""
+    return ((254 - byte) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def encode_e4m3(x, HARDWARE: tl.constexpr):
+    """Finite fp32 -> e4m3 bytes (int32), round to nearest even, saturating at 448. ``HARDWARE``: sm_89 and later."""
+    if HARDWARE:
+        code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        low = bits & 0x7FFFFFFF
+        # keep 3 of 23 mantissa bits, move the exponent bias from 127 to 7; a carry runs into the exponent as it should
+        normal = ((low + 0x7FFFF + ((low >> 20) & 1)) >> 20) - (120 << 3)
+        # 2**14 has an fp32 ulp of 2**-9, the spacing of e4m3 subnormals: the addition rounds to nearest even
+        subnormal = (low.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+        magnitude = tl.minimum(tl.where(low < 0x3C800000, subnormal, normal), 0x7E)
+        code = magnitude | ((bits >> 24) & 0x80)
+    return code
+
+
+@triton.jit
+def packed_scale(byte):
+    """Scale bytes -> two int32 of bf16x2 whose product is 2**(byte - 7), for ``decode_packed``.
+
+    e4m3 bits placed into bf16 read 2**120 too small, and 2**(byte - 127 + 120) exceeds bf16 above byte 134: the rest
+    goes into the second factor. Byte 255 makes the first one NaN.
+    """
+    first = tl.where(byte == 255, 0x7FC0, (tl.minimum(byte, 134) + 120) << 7)
+    second = (tl.maximum(byte, 134) - 7) << 7
+    return first | (first << 16), second | (second << 16)
+
+
+@triton.jit
+def decode_packed(lanes, first, second):
+    """Four e4m3 bytes an int32 lane, times the scale -> four bf16 tensors of the lanes' shape (byte 0 .. byte 3).
+
+    ``s eeee mmm`` becomes ``s 0000eeee mmm0000``: the bf16 value times 2**-120, subnormals included; two packed
+    multiplies by ``packed_scale`` finish. (byte & 0x7F) + 1 has its top bit set for NaN only; ``prmt`` spreads that
+    bit over the half word, and all ones is a bf16 NaN, added by the first multiply. fma serves sm_80, mul does not.
+    """
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 a, b, t, u, n, c, d;
+        prmt.b32 a, $4, 0, 0x1404;
+        prmt.b32 b, $4, 0, 0x3424;
+        shr.b32 t, a, 4;
+        shr.b32 u, b, 4;
+        and.b32 a, a, 0x80008000;
+        and.b32 b, b, 0x80008000;
+        lop3.b32 t, t, 0x07f007f0, a, 0xEA;
+        lop3.b32 u, u, 0x07f007f0, b, 0xEA;
+        and.b32 n, $4, 0x7f7f7f7f;
+        add.u32 n, n, 0x01010101;
+        prmt.b32 c, n, 0, 0x9988;
+        prmt.b32 d, n, 0, 0xBBAA;
+        fma.rn.bf16x2 t, t, $5, c;
+        fma.rn.bf16x2 u, u, $5, d;
+        mov.b32 n, 0x80008000;
+        fma.rn.bf16x2 t, t, $6, n;
+        fma.rn.bf16x2 u, u, $6, n;
+        mov.b32 {$0, $1}, t;
+        mov.b32 {$2, $3}, u;
+        }""",
+        "=h,=h,=h,=h,r,r,r",
+        [lanes, first, second],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=1,
+    )

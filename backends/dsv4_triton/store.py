@@ -1,0 +1,180 @@
+# ruff: noqa: N803 - constexpr names are upper case, and Triton compiles a subset of Python
+"""Pack bf16 rows into pages (quantise and scatter in one kernel), and gather packed rows back to bf16.
+
+Tiling: both kernels move one row per 64-wide group of eight, the eighth being the rope: a ``[rows, 8, 64]`` tile reads
+1024 contiguous bytes a row and writes 576, a thread holding whole 16-byte pieces. Rows are independent, so nothing is
+shared between programs; eight rows give a program of four warps four 16-byte loads a thread in flight.
+Every page offset is formed in 64 bits: pools exceed 2 GiB.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from dsv4_triton.geometry import HEAD_DIM
+from dsv4_triton.numerics import (
+    bf16_to_fp32,
+    decode_e4m3,
+    decode_scale,
+    encode_e4m3,
+    fp32_to_bf16,
+    inverse_scale,
+    scale_byte,
+)
+from dsv4_triton.pool import PackedPool
+from dsv4_triton.target import target_of
+
+
+@triton.jit
+def _slot_base(slot, page_entries, stride):
+    """Byte offsets of a slot's data and of its scales, int64."""
+    page = slot // page_entries
+    entry = slot - page * page_entries
+    base = page * stride
+    return base + entry * 576, base + (page_entries * 576 + entry * 8)
+
+
+@triton.jit(do_not_specialize=["n", "mapping_size", "ratio", "page_entries", "capacity"])
+def _pack_and_store(
+    k, k_stride, loc, mapping, mapping_size, ratio, pool, page_entries, capacity, stride, n,
+    MAPPED: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    live = row < n
+    at = tl.load(loc + row, mask=live, other=0).to(tl.int64)
+    live = live & (at > 0)
+    if MAPPED:
+        live = live & (at < mapping_size)
+        slot = tl.load(mapping + at, mask=live, other=0).to(tl.int64)
+    else:
+        slot = at // ratio
+    live = live & (slot > 0) & (slot < capacity)
+    slot = tl.where(live, slot, 0)
+    data, scales = _slot_base(slot, page_entries, stride)
+
+    group = tl.arange(0, 8)
+    lane = tl.arange(0, 64)
+    column = (group[:, None] * 64 + lane[None, :])[None, :, :]
+    bits = tl.load(k + row.to(tl.int64)[:, None, None] * k_stride + column, mask=live[:, None, None], other=0)
+
+    # integers order like magnitudes once the sign is clear, and infinity and NaN are simply the largest ones
+    amax = tl.max(bits.to(tl.int32) & 0x7FFF, axis=2)
+    finite = amax < 0x7F80
+    byte = scale_byte(tl.where(finite, amax, 0) << 16)
+    value = bf16_to_fp32(bits) * inverse_scale(byte)[:, :, None]
+    code = encode_e4m3(tl.where(finite[:, :, None], value, 0.0), HARDWARE)
+    code = tl.where(finite[:, :, None], code, 0x7F)
+    byte = tl.where(finite, byte, 255)
+
+    nope = live[:, None, None] & (group < 7)[None, :, None]
+    tl.store(pool + data[:, None, None] + column, code.to(tl.uint8), mask=nope)
+    tl.store(pool + scales[:, None] + group[None, :], byte.to(tl.uint8), mask=live[:, None] & (group < 7)[None, :])
+    rope = tl.load(k + row.to(tl.int64)[:, None] * k_stride + 448 + lane[None, :], mask=live[:, None], other=0)
+    tl.store((pool + data[:, None] + 448).to(tl.pointer_type(tl.int16)) + lane[None, :], rope, mask=live[:, None])
+
+
+@triton.jit(do_not_specialize=["n", "page_entries", "capacity"])
+def _unpack(pool, page_entries, capacity, stride, slots, out, out_stride, n, ROWS: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < n
+    slot = tl.load(slots + row, mask=inside, other=0).to(tl.int64)
+    live = inside & (slot >= 0) & (slot < capacity)
+    data, scales = _slot_base(tl.where(live, slot, 0), page_entries, stride)
+
+    group = tl.arange(0, 8)
+    lane = tl.arange(0, 64)
+    column = (group[:, None] * 64 + lane[None, :])[None, :, :]
+    nope = (group < 7)[None, :]
+    code = tl.load(pool + data[:, None, None] + column, mask=live[:, None, None] & nope[:, :, None], other=0)
+    byte = tl.load(pool + scales[:, None] + group[None, :], mask=live[:, None] & nope, other=0)
+    value = fp32_to_bf16(decode_e4m3(code) * decode_scale(byte)[:, :, None])
+    to = out + row.to(tl.int64)[:, None, None] * out_stride + column
+    tl.store(to, value, mask=inside[:, None, None] & nope[:, :, None])
+    rope_at = (pool + data[:, None] + 448).to(tl.pointer_type(tl.bfloat16)) + lane[None, :]
+    rope = tl.load(rope_at, mask=live[:, None], other=0.0)
+    tl.store(out + row.to(tl.int64)[:, None] * out_stride + 448 + lane[None, :], rope, mask=inside[:, None])
+
+
+def _check_rows(who: str, name: str, rows: torch.Tensor, indices: torch.Tensor, device: torch.device) -> None:
+    if rows.dtype != torch.bfloat16 or rows.ndim != 2 or rows.shape[1] != HEAD_DIM or rows.stride(1) != 1:
+        raise ValueError(
+            f"{who}: {name} must be bf16 [N, {HEAD_DIM}] with a contiguous last dimension, got "
+            f"{rows.dtype} {tuple(rows.shape)} with strides {rows.stride()}"
+        )
+    if indices.dtype not in (torch.int32, torch.int64) or indices.ndim != 1 or indices.shape[0] != rows.shape[0]:
+        raise ValueError(
+            f"{who}: slots must be int32 or int64 [{rows.shape[0]}], one a row of {name}, got "
+            f"{indices.dtype} {tuple(indices.shape)}"
+        )
+    if rows.device != device or indices.device != device:
+        raise ValueError(f"{who}: the pool is on {device}, {name} on {rows.device}, slots on {indices.device}")
+
+
+def pack_and_store(
+    k: torch.Tensor,
+    slots: torch.Tensor,
+    pool: PackedPool,
+    *,
+    mapping: torch.Tensor | None = None,
+    ratio: int = 1,
+) -> None:
+    """Quantise rows and write each to its slot of the pool.
+
+    A group of 64 is scaled by 2**ceil(log2(amax / 448)), amax floored at 1e-4, and rounded to nearest even; a group
+    that holds a NaN or an infinity gets scale byte 255 and reads back as NaN. Rope is copied bit for bit. Rows whose
+    location or slot is <= 0 or beyond the pool write nothing, and no byte is written that no row owns. If two rows
+    name one slot, which of them it holds afterwards is not defined.
+
+    Args:
+        k: bf16 ``[N, 512]``, any row stride.
+        slots: int32 or int64 ``[N]``: slots; or, with ``mapping`` or ``ratio``, full token locations.
+        mapping: int32 or int64 ``[M]``, slot of a full location (the SWA map); locations >= M are skipped.
+        ratio: divide full locations by this (compressed pools: 4 or 128). Not together with ``mapping``.
+
+    Raises:
+        ValueError: for another dtype, rank, width, length or device, before anything is written.
+    """
+    _check_rows("pack_and_store", "k", k, slots, pool.buffer.device)
+    if mapping is not None and (
+        mapping.ndim != 1 or mapping.dtype not in (torch.int32, torch.int64) or mapping.device != k.device or ratio != 1
+    ):
+        raise ValueError(
+            "pack_and_store: mapping must be int32 or int64 [M] on the pool's device, without a ratio, got "
+            f"{mapping.dtype} {tuple(mapping.shape)} on {mapping.device} with ratio {ratio}"
+        )
+    if ratio < 1:
+        raise ValueError(f"pack_and_store: ratio must be at least 1, got {ratio}")
+    n = k.shape[0]
+    if n == 0:
+        return
+    target = target_of(k.device)
+    _pack_and_store[(triton.cdiv(n, target.store_rows),)](
+        k.view(torch.int16), k.stride(0), slots.contiguous(), slots if mapping is None else mapping.contiguous(),
+        0 if mapping is None else mapping.shape[0], ratio,
+        pool.buffer, pool.page_entries, pool.capacity, pool.buffer.stride(0), n,
+        MAPPED=mapping is not None, HARDWARE=target.hardware_fp8, ROWS=target.store_rows, num_warps=4,
+        enable_fp_fusion=True,
+    )  # fmt: skip
+
+
+def unpack(pool: PackedPool, slots: torch.Tensor, out: torch.Tensor) -> None:
+    """Dequantise slots into bf16 rows: ``out[i] = pool[slots[i]]``, each value rounded to nearest even once.
+
+    Args:
+        slots: int32 or int64 ``[N]``. A slot outside the pool gives a row of zeros; callers clamp padding to 0.
+        out: bf16 ``[N, 512]``, written; any row stride, so a slice of a workspace will do.
+
+    Raises:
+        ValueError: for another dtype, rank, width, length or device, before anything is written.
+    """
+    _check_rows("unpack", "out", out, slots, pool.buffer.device)
+    n = out.shape[0]
+    if n == 0:
+        return
+    target = target_of(out.device)
+    _unpack[(triton.cdiv(n, target.store_rows),)](
+        pool.buffer, pool.page_entries, pool.capacity, pool.buffer.stride(0), slots.contiguous(), out, out.stride(0), n,
+        ROWS=target.store_rows, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
