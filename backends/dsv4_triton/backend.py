@@ -1,0 +1,302 @@
+"""The attention backend: pools, metadata, graph state and the forward of one model runner.
+
+A step, eager or captured, is metadata, ``store_kv``, ``store_compressed``, ``write_c4_selection``, ``forward``.
+A kernel author with a FlashMLA-shaped function subclasses ``DSV4TritonBackend`` and overrides ``attend``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from dsv4_triton import refusals
+from dsv4_triton.attention import KeyList, launch
+from dsv4_triton.breakable import BreakableGraphSupport
+from dsv4_triton.cache import KVCache
+from dsv4_triton.flash_mla import flash_mla_with_kvcache
+from dsv4_triton.geometry import HEAD_DIM
+from dsv4_triton.graph_state import CapturedStep, GraphState
+from dsv4_triton.metadata import DSV4AttnMetadata, DSV4Metadata, PagedIndexerMetadata, RawMetadata
+from dsv4_triton.metadata_kernels import build_attn_metadata, fill_attn_metadata, swa_slots, write_c4_selection
+from dsv4_triton.rows import RowLayout, eager_layout
+from dsv4_triton.runner import is_idle
+from dsv4_triton.sparse_prefill import SparsePrefillWorkspace, combined_indices, takes_sparse_path
+from dsv4_triton.store import pack_and_store, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from dsv4_triton.multi_step import DSV4TritonMultiStepBackend
+    from dsv4_triton.runner import ForwardBatch, RunnerConfig
+
+
+class DSV4TritonBackend(BreakableGraphSupport):
+    """DeepSeek-V4 sparse attention of one model runner.
+
+    Args:
+        runner: geometry, tables and settings; its tensors are read at every step, never copied across steps.
+        cache: pools to share with another backend of the same runner (draft steps); own ones by default.
+
+    Raises:
+        AssertionError, ValueError, NotImplementedError: for a runner that is not supported, see ``refusals``.
+    """
+
+    def __init__(self, runner: RunnerConfig, cache: KVCache | None = None) -> None:
+        refusals.check_runner(runner)
+        self.runner = runner
+        self.num_heads = runner.num_heads
+        self.softmax_scale = runner.softmax_scale
+        self.cache = cache or KVCache(runner)
+        self.workspace = SparsePrefillWorkspace(runner.req_to_token.device)
+        self.graph_state: GraphState | None = None
+        self.forward_metadata: DSV4Metadata | RawMetadata | None = None
+        self._captured: CapturedStep | None = None
+
+    @classmethod
+    def multi_step(cls, runner: RunnerConfig, *, num_steps: int, compress_ratio: int = 0) -> DSV4TritonMultiStepBackend:
+        """One backend a draft step over shared pools. ValueError for ratio 4 or 128: the draft layer is SWA-only."""
+        from dsv4_triton.multi_step import DSV4TritonMultiStepBackend
+
+        return DSV4TritonMultiStepBackend(cls, runner, num_steps=num_steps, compress_ratio=compress_ratio)
+
+    # pools
+
+    def kv_buffers(self) -> Mapping[str, Tensor]:
+        """The raw uint8 buffers that hold all cache bytes: ``swa``, ``c4`` and ``c128``."""
+        return self.cache.buffers()
+
+    def set_key_buffer(self, loc: Tensor, k: Tensor) -> None:
+        """Store ``k`` bf16 ``[N, 512]`` at full locations ``loc`` ``[N]``; locations <= 0 are skipped."""
+        refusals.check_locations(loc, "set_key_buffer")
+        refusals.check_rows(k, loc.shape[0], "set_key_buffer")
+        pack_and_store(k, loc, self.cache.swa, mapping=self.runner.full_to_swa_index_mapping)
+
+    def set_extra_key_buffer(self, compress_ratio: int, loc: Tensor, entries: Tensor) -> None:
+        """Store ``entries`` bf16 ``[N, 512]``, each at the full location of its last token; <= 0 is skipped."""
+        refusals.check_compressed_ratio(compress_ratio, "set_extra_key_buffer")
+        refusals.check_locations(loc, "set_extra_key_buffer")
+        refusals.check_rows(entries, loc.shape[0], "set_extra_key_buffer")
+        pack_and_store(entries, loc, self.cache.compressed[compress_ratio], ratio=compress_ratio)
+
+    # metadata
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> None:
+        """Eager metadata for ``batch``. Never waits for the device; without host lengths the table is full width."""
+        refusals.check_eager_mode(batch)
+        layout = eager_layout(batch, self.max_context_len, self.runner.speculative_num_draft_tokens)
+        self._captured = None
+        self.forward_metadata = self.build_metadata(layout)
+
+    def build_metadata(self, layout: RowLayout) -> DSV4Metadata:
+        """New metadata of ``layout``; not made current."""
+        runner = self.runner
+        core = build_attn_metadata(layout, runner.req_to_token, runner.full_to_swa_index_mapping, runner.index_topk)
+        indexer = None
+        if core.c4_topk_lengths_raw is not None:
+            indexer = PagedIndexerMetadata(core.page_size, core.page_table, core.c4_topk_lengths_raw)
+        return DSV4Metadata(core, indexer, layout=layout)
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Allocate for graphs of up to ``max_bs`` requests and ``max_num_tokens`` rows; forgets earlier captures.
+
+        Draft-extend graphs have ``max_num_tokens // max_bs`` rows a request.
+        """
+        self.graph_state = GraphState(self.runner, max_bs, max_num_tokens)
+        self._captured = None
+
+    def init_forward_metadata_out_graph(self, batch: ForwardBatch, *, in_capture: bool = False) -> None:
+        """Before a capture, choose and reset the step's static inputs; before a replay, copy ``batch`` into them.
+
+        NotImplementedError for a mode without a bucket; AssertionError for a batch that no captured graph holds.
+        """
+        refusals.graph_bucket(batch)
+        if self.graph_state is None:
+            raise RuntimeError(
+                f"{refusals.ACTOR}.init_forward_metadata_out_graph: no graph state; call init_cuda_graph_state first"
+            )
+        step = self.graph_state.capture(batch) if in_capture else self.graph_state.prepare_replay(batch)
+        self._captured = step
+        self.forward_metadata = step.raw if in_capture else step.metadata
+
+    def init_forward_metadata_in_graph(self, batch: ForwardBatch) -> None:
+        """The recorded part: fill the captured metadata from the static inputs. Eagerly, the same as building it."""
+        step = self._captured
+        if step is None:
+            self.init_forward_metadata(batch)
+            return
+        runner = self.runner
+        core = step.metadata.core_attn_metadata
+        fill_attn_metadata(core, step.layout, runner.req_to_token, runner.full_to_swa_index_mapping)
+        self.forward_metadata = step.metadata
+
+    def on_after_cuda_graph_warmup(self) -> None:
+        """Between warm-up and capture: fresh scheduler objects, and the raw inputs again, so the capture upgrades."""
+        if self._captured is not None:
+            self._captured.metadata.core_attn_metadata.reset_flashmla_metadata()
+            self.forward_metadata = self._captured.raw
+
+    def core_metadata(self, where: str) -> DSV4AttnMetadata:
+        """Current core metadata; RuntimeError before any was initialised, or where a capture skipped the upgrade."""
+        metadata = self.forward_metadata
+        if not isinstance(metadata, DSV4Metadata):
+            raise RuntimeError(
+                f"{refusals.ACTOR}.{where}: the current metadata is {type(metadata).__name__}; expected DSV4Metadata. "
+                "Call init_forward_metadata, or in a graph init_forward_metadata_in_graph, first"
+            )
+        return metadata.core_attn_metadata
+
+    # the step
+
+    def get_swa_out_cache_loc(self, batch: ForwardBatch) -> Tensor:
+        """int32 ``[T]``, SWA slot that each row of ``batch`` writes.
+
+        The metadata's own tensor if it has as many rows as ``out_cache_loc`` and the rank is not idle; translated
+        anew otherwise (padded by data parallelism after the metadata was built, idle, or no metadata yet).
+        """
+        metadata = self.forward_metadata
+        cached = metadata.core_attn_metadata.swa_out_cache_loc if isinstance(metadata, DSV4Metadata) else None
+        if cached is not None and not is_idle(batch) and cached.shape[0] == batch.out_cache_loc.shape[0]:
+            return cached
+        return swa_slots(self.runner.full_to_swa_index_mapping, batch.out_cache_loc)
+
+    def store_kv(self, batch: ForwardBatch, k: Tensor) -> None:
+        """Pack ``k`` bf16 ``[T, 512]`` into the SWA pool; rows whose slot is the dummy slot write nothing."""
+        slots = self.get_swa_out_cache_loc(batch)
+        refusals.check_rows(k, slots.shape[0], "store_kv")
+        pack_and_store(k, slots, self.cache.swa)
+
+    def store_compressed(self, batch: ForwardBatch, compress_ratio: int, entries: Tensor) -> None:
+        """Pack ``entries`` bf16 ``[T, 512]`` where a row completes a group of the ratio; other rows write nothing."""
+        refusals.check_compressed_ratio(compress_ratio, "store_compressed")
+        core = self.core_metadata("store_compressed")
+        slots = core.c4_out_loc if compress_ratio == 4 else core.c128_out_loc
+        if slots is None:
+            refusals.refuse_compressed_draft(compress_ratio, "store_compressed")
+        rows = batch.out_cache_loc.shape[0]
+        refusals.check_rows(entries, rows, "store_compressed")
+        # an idle rank owns no row, whatever the metadata of its last batch says
+        slots = slots.new_full((rows,), -1) if is_idle(batch) else match_rows(slots, rows, -1)
+        pack_and_store(entries, slots, self.cache.compressed[compress_ratio])
+
+    def write_c4_selection(self, raw: Tensor) -> None:
+        """The indexer's choice, int32 ``[T, index_topk]`` request-local entry ids, into the C4 page indices."""
+        core = self.core_metadata("write_c4_selection")
+        if core.c4_sparse_page_indices is None:
+            refusals.refuse_compressed_draft(4, "write_c4_selection")
+        refusals.check_selection(raw, core.index_topk)
+        write_c4_selection(core, raw)
+
+    def forward(
+        self, q: Tensor, batch: ForwardBatch, compress_ratio: int, attn_sink: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of ``q`` bf16 ``[T, H, 512]``, sink fp32 ``[H]``.
+
+        Returns bf16 ``[T, H, 512]`` and lse fp32 ``[T, H]``: natural log without the sink, +inf for a row without
+        keys, whose output is zero.
+        """
+        refusals.check_ratio(compress_ratio, "forward")
+        refusals.check_query(q, self.num_heads)
+        refusals.check_sink(attn_sink, self.num_heads)
+        core = self.core_metadata("forward")
+        if compress_ratio != 0 and core.c4_sparse_page_indices is None:
+            refusals.refuse_compressed_draft(compress_ratio, "forward")
+        if q.shape[0] == 0:
+            return torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
+        if takes_sparse_path(batch, q.shape[0], self.runner.prefill_path):
+            return self._forward_sparse_prefill(q, batch, core, compress_ratio, attn_sink)
+        return self._forward_paged(q, core, compress_ratio, attn_sink)
+
+    def _forward_paged(
+        self, q: Tensor, core: DSV4AttnMetadata, ratio: int, sink: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        rows = q.shape[0]
+        extra: tuple[Tensor, Tensor, Tensor] | tuple[()] = ()
+        if ratio != 0:
+            indices = core.c4_sparse_page_indices if ratio == 4 else core.c128_page_indices
+            lengths = core.c4_sparse_topk_lengths if ratio == 4 else core.c128_topk_lengths_clamp1
+            extra = (
+                self.cache.compressed[ratio].view(),
+                match_rows(indices, rows, -1).unsqueeze(1),
+                match_rows(lengths, rows, 1),
+            )
+        out, lse = self.attend(
+            q.unsqueeze(1),
+            self.cache.swa.view(),
+            match_rows(core.swa_page_indices, rows, 0).unsqueeze(1),
+            match_rows(core.swa_topk_lengths, rows, 1),
+            sink,
+            *extra,
+        )
+        return out.squeeze(1), lse.squeeze(-1)
+
+    def _forward_sparse_prefill(
+        self, q: Tensor, batch: ForwardBatch, core: DSV4AttnMetadata, ratio: int, sink: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        cache = self.sparse_prefill_cache(batch)
+        indices, lengths, compressed = combined_indices(core, cache, ratio)
+        workspace = self.workspace.get(compressed + cache.swa_token_ids.shape[0])
+        if ratio != 0:
+            unpack(self.cache.compressed[ratio], cache.regions[ratio].slots, workspace[:compressed, 0])
+        unpack(self.cache.swa, cache.swa_token_ids, workspace[compressed:, 0])
+        rows = q.shape[0]
+        return self.attend_prefill(
+            q, workspace, match_rows(indices, rows, -1).unsqueeze(1), match_rows(lengths, rows, 0), sink
+        )
+
+    def attend(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        indices: Tensor,
+        topk_length: Tensor,
+        attn_sink: Tensor | None,
+        extra_k_cache: Tensor | None = None,
+        extra_indices: Tensor | None = None,
+        extra_topk_length: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """FlashMLA's sparse FP8 call; override it to run another kernel over these pools and this metadata.
+
+        ``q`` bf16 ``[T, 1, H, 512]``; caches uint8 ``[pages, entries, 1, 584]`` over strided pages; indices int32
+        ``[T, 1, W]``, -1 where absent; lengths int32 ``[T]``. Returns out bf16 ``[T, 1, H, 512]`` and lse fp32
+        ``[T, H, 1]``.
+        """
+        return flash_mla_with_kvcache(
+            q,
+            k_cache,
+            None,
+            None,
+            HEAD_DIM,
+            None,
+            softmax_scale=self.softmax_scale,
+            is_fp8_kvcache=True,
+            indices=indices,
+            attn_sink=attn_sink,
+            extra_k_cache=extra_k_cache,
+            extra_indices_in_kvcache=extra_indices,
+            topk_length=topk_length,
+            extra_topk_length=extra_topk_length,
+        )
+
+    def attend_prefill(
+        self, q: Tensor, kv: Tensor, indices: Tensor, topk_length: Tensor, attn_sink: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """FlashMLA's sparse prefill call: ``q`` bf16 ``[T, H, 512]``, ``kv`` bf16 ``[N, 1, 512]``, indices int32
+        ``[T, 1, W]``, lengths int32 ``[T]``. Returns out bf16 ``[T, H, 512]`` and lse fp32 ``[T, H]``."""
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        keys = KeyList(kv[:, 0], indices, topk_length)
+        launch(q.unsqueeze(1), keys, None, attn_sink, self.softmax_scale, out.unsqueeze(1), lse.unsqueeze(1))
+        return out, lse
+
+
+def match_rows(values: Tensor, rows: int, fill: int) -> Tensor:
+    """Metadata of exactly ``rows`` rows: cut off, or padded with ``fill`` (q padded after the metadata was built)."""
+    have = values.shape[0]
+    if have == rows:
+        return values
+    if have > rows:
+        return values[:rows]
+    return torch.cat([values, values.new_full((rows - have, *values.shape[1:]), fill)])

@@ -1,0 +1,345 @@
+"""What attention reads besides q and the pools: one value a forward, with the field names of SGLang's backend.
+
+``T`` query rows; "casual" in field names means causal, as upstream spells it. All tensors are int32 unless noted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+
+from dsv4_triton.copy_rules import CopyRules
+from dsv4_triton.geometry import PAGE_SIZE, WINDOW
+from dsv4_triton.refusals import refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from dsv4_triton.rows import RowLayout
+    from dsv4_triton.sparse_prefill import SparsePrefillCache
+
+#: Widths of index tensors are multiples of this (FlashMLA reads whole blocks of 64 keys).
+INDEX_PAD = 64
+
+
+def padded(width: int, multiple: int = INDEX_PAD) -> int:
+    """``width`` rounded up to a multiple."""
+    return -(-width // multiple) * multiple
+
+
+class Scheduler:
+    """FlashMLA's tile-scheduler object: empty until a kernel that needs one fills it, and kept by captured graphs."""
+
+    def __init__(self) -> None:
+        self.tile_scheduler_metadata: Tensor | None = None
+        self.num_splits: Tensor | None = None
+
+
+class Copyable(Protocol):
+    """A part of the metadata that is updated in place."""
+
+    def copy_(self, other: Any, /) -> Any: ...
+
+
+@dataclass
+class DSV4AttnMetadata:
+    """Rows, windows and compressed entries of one forward.
+
+    Attributes:
+        page_size: 256.
+        page_table: ``[T, ceil(max_seq_len / 256)]``, full page of each 256-token block of the row's request; 0, the
+            dummy page, beyond the request's own tokens.
+        raw_out_loc: int64 ``[T]``, full location that each row writes, 0 for pad rows.
+        cuda_int32_kwargs: device and dtype of the int32 tensors.
+        seq_lens_casual: ``[T]``, p + 1. Zero or negative for draft-extend pad rows that lie before position 0.
+        positions_casual: ``[T]``, p.
+        swa_page_indices: ``[T, 128]``, SWA slot of position p - k in column k, newest first; -1 where p - k < 0.
+        swa_topk_lengths: ``[T]``, min(p + 1, 128).
+        index_topk: width of the C4 selection, 512 or 1024.
+        swa_out_cache_loc: ``[T]``, SWA slot that each row writes, 0 for pad rows.
+        c4_out_loc: ``[T]``, raw_out_loc // 4 where a real row completes a group of 4, else -1.
+        c128_out_loc: ``[T]``, likewise with 128.
+        c4_topk_lengths_raw: ``[T]``, (p + 1) // 4.
+        c4_topk_lengths_clamp1: ``[T]``, the same, at least 1.
+        c4_sparse_topk_lengths: ``[T]``, min(clamp1, index_topk).
+        c4_sparse_page_indices: ``[T, index_topk]``, C4 slots; -1 until ``write_c4_selection``.
+        c4_sparse_raw_indices: the same selection as request-local entry ids, for EXTEND only.
+        c128_topk_lengths_clamp1: ``[T]``, max((p + 1) // 128, 1).
+        c128_page_indices: ``[T, 2 * pages padded to 64]``, C128 slots in order, -1 beyond (p + 1) // 128.
+        c0_flashmla_metadata, c4_flashmla_metadata, c128_flashmla_metadata: scheduler object of each ratio.
+    """
+
+    page_size: int
+    page_table: Tensor
+    raw_out_loc: Tensor
+    cuda_int32_kwargs: dict[str, Any]
+    seq_lens_casual: Tensor
+    positions_casual: Tensor
+    swa_page_indices: Tensor
+    swa_topk_lengths: Tensor
+    index_topk: int
+    swa_out_cache_loc: Tensor | None = None
+    c4_out_loc: Tensor | None = None
+    c128_out_loc: Tensor | None = None
+    c4_topk_lengths_raw: Tensor | None = None
+    c4_topk_lengths_clamp1: Tensor | None = None
+    c4_sparse_topk_lengths: Tensor | None = None
+    c4_sparse_page_indices: Tensor | None = None
+    c4_sparse_raw_indices: Tensor | None = None
+    c128_topk_lengths_clamp1: Tensor | None = None
+    c128_page_indices: Tensor | None = None
+    c0_flashmla_metadata: Any = None
+    c4_flashmla_metadata: Any = None
+    c128_flashmla_metadata: Any = None
+
+    EQUAL: ClassVar[tuple[str, ...]] = ("index_topk", "page_size", "cuda_int32_kwargs")
+    SCHEDULERS: ClassVar[tuple[str, ...]] = ("c0_flashmla_metadata", "c4_flashmla_metadata", "c128_flashmla_metadata")
+    COPY_RULES: ClassVar[CopyRules] = CopyRules(
+        equal=EQUAL,
+        copy=(
+            "page_table",
+            "raw_out_loc",
+            "seq_lens_casual",
+            "positions_casual",
+            "swa_page_indices",
+            "swa_topk_lengths",
+            "c4_out_loc",
+            "c128_out_loc",
+            "c4_topk_lengths_raw",
+            "c4_topk_lengths_clamp1",
+            "c4_sparse_topk_lengths",
+            "c4_sparse_page_indices",
+            "c4_sparse_raw_indices",
+            "c128_topk_lengths_clamp1",
+            "c128_page_indices",
+        ),
+        assign=("swa_out_cache_loc", *SCHEDULERS),
+    )
+    #: A breakable graph runs attention outside the captured pieces: what those pieces read is copied, what only
+    #: attention reads is replaced, and what the indexer and the in-graph step rewrite is left alone.
+    BREAKABLE_RULES: ClassVar[CopyRules] = CopyRules(
+        equal=EQUAL,
+        copy=(
+            "raw_out_loc",
+            "seq_lens_casual",
+            "positions_casual",
+            "c4_out_loc",
+            "c128_out_loc",
+            "c4_topk_lengths_raw",
+            "c4_topk_lengths_clamp1",
+            "c4_sparse_topk_lengths",
+        ),
+        assign=(
+            "page_table",
+            "swa_page_indices",
+            "swa_topk_lengths",
+            "c128_page_indices",
+            "c128_topk_lengths_clamp1",
+            *SCHEDULERS,
+        ),
+        keep=("c4_sparse_page_indices", "c4_sparse_raw_indices", "swa_out_cache_loc"),
+    )
+
+    @property
+    def c4_sparse_topk(self) -> int:
+        """Earlier name of ``index_topk``."""
+        return self.index_topk
+
+    @property
+    def rows(self) -> int:
+        return self.seq_lens_casual.shape[0]
+
+    def get_flashmla_metadata(self, compress_ratio: int) -> Any:
+        """The scheduler object of a ratio; ValueError for a ratio other than 0, 4 and 128."""
+        if compress_ratio not in (0, 4, 128):
+            refuse(ValueError, f"invalid compress_ratio={compress_ratio}", "0, 4 and 128", "get_flashmla_metadata")
+        return getattr(self, f"c{compress_ratio}_flashmla_metadata")
+
+    def reset_flashmla_metadata(self) -> None:
+        """Fresh scheduler objects, for the ratios that have one."""
+        for name in self.SCHEDULERS:
+            if getattr(self, name) is not None:
+                setattr(self, name, Scheduler())
+
+    def copy_(self, other: DSV4AttnMetadata) -> None:
+        """Take over ``other``'s values, storage kept: see ``CopyRules.apply``."""
+        self.COPY_RULES.apply(self, other)
+
+    def refresh_for_breakable_cuda_graph_replay_(self, other: DSV4AttnMetadata) -> None:
+        """Prepare captured metadata for the replay of a breakable graph from freshly built ``other``."""
+        self.BREAKABLE_RULES.apply(self, other)
+
+
+@dataclass
+class PagedIndexerMetadata:
+    """What the C4 indexer reads: page table and C4 lengths of each row; its pool has 64 entries a page."""
+
+    page_size: int
+    page_table: Tensor
+    c4_seq_lens: Tensor
+
+    COPY_RULES: ClassVar[CopyRules] = CopyRules(equal=("page_size",), copy=("page_table", "c4_seq_lens"))
+
+    def __post_init__(self) -> None:
+        if self.page_size != PAGE_SIZE:
+            raise AssertionError(f"PagedIndexerMetadata: page_size is {self.page_size}; supported: {PAGE_SIZE}")
+
+    def copy_(self, other: PagedIndexerMetadata) -> None:
+        self.COPY_RULES.apply(self, other)
+
+
+@dataclass
+class DSV4Metadata:
+    """The metadata of one forward: core, and what belongs to it.
+
+    ``layout`` is the expansion that the core was built from. ``sparse_prefill_cache`` is built by the first layer of
+    an EXTEND forward that takes the sparse path and shared by the others. ``prefill_shared_reads_snapshotted`` says
+    that nothing shared with the scheduler is read after the replay starts. The compress plans belong to a compressor;
+    None where there is none.
+    """
+
+    core_attn_metadata: DSV4AttnMetadata
+    indexer_metadata: PagedIndexerMetadata | None = None
+    c4_compress_metadata: Copyable | None = None
+    c128_compress_metadata: Copyable | None = None
+    sparse_prefill_cache: SparsePrefillCache | None = None
+    prefill_shared_reads_snapshotted: bool = False
+    layout: RowLayout | None = None
+
+    PARTS: ClassVar[tuple[str, ...]] = ("indexer_metadata", "c4_compress_metadata", "c128_compress_metadata")
+
+    @property
+    def core_metadata(self) -> DSV4AttnMetadata:
+        return self.core_attn_metadata
+
+    def copy_(self, other: DSV4Metadata) -> None:
+        """Take over ``other``'s values in place; the chunk cache and its flag belong to one forward and are dropped."""
+        self._check_parts(other)
+        self.core_attn_metadata.copy_(other.core_attn_metadata)
+        self._copy_parts(other)
+
+    def refresh_for_breakable_cuda_graph_replay_(self, other: DSV4Metadata) -> None:
+        """The same for a breakable graph: see ``DSV4AttnMetadata.refresh_for_breakable_cuda_graph_replay_``."""
+        self._check_parts(other)
+        self.core_attn_metadata.refresh_for_breakable_cuda_graph_replay_(other.core_attn_metadata)
+        self._copy_parts(other)
+
+    def _check_parts(self, other: DSV4Metadata) -> None:
+        for name in self.PARTS:
+            have, new = getattr(self, name), getattr(other, name)
+            if type(have) is not type(new):
+                raise AssertionError(
+                    f"DSV4Metadata.copy_: {name} is a {type(have).__name__} here and a {type(new).__name__} there"
+                )
+
+    def _copy_parts(self, other: DSV4Metadata) -> None:
+        for name in self.PARTS:
+            if getattr(self, name) is not None:
+                getattr(self, name).copy_(getattr(other, name))
+        self.sparse_prefill_cache = None
+        self.prefill_shared_reads_snapshotted = False
+        self.layout = other.layout
+
+
+@dataclass
+class DSV4RawDecodeMetadata:
+    """Static inputs of a captured decode or draft-extend step, from which the graph itself builds the metadata.
+
+    int64 ``req_pool_indices [bs]``, ``seq_lens [bs]``, ``out_cache_loc [rows]``.
+    """
+
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+    out_cache_loc: Tensor
+
+    COPY_RULES: ClassVar[CopyRules] = CopyRules(copy=("req_pool_indices", "seq_lens", "out_cache_loc"))
+
+    def copy_(self, other: DSV4RawDecodeMetadata) -> None:
+        self.COPY_RULES.apply(self, other)
+
+
+@dataclass
+class DSV4RawVerifyMetadata:
+    """The same for a verify step. ``verify_lens`` int64 ``[bs]`` is read inside the graph, so its value is copied
+    (upstream assigns the reference, which is right only if the caller's own tensor is static)."""
+
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+    out_cache_loc: Tensor
+    verify_lens: Tensor | None = None
+    extend_seq_lens: Tensor | None = None
+    extend_start_loc: Tensor | None = None
+    seq_lens_cpu: Sequence[int] | None = None
+    total_verify_tokens: int = 0
+    c128_compress_metadata: Copyable | None = None
+
+    COPY_RULES: ClassVar[CopyRules] = CopyRules(
+        copy=("req_pool_indices", "seq_lens", "out_cache_loc", "verify_lens"),
+        assign=("extend_seq_lens", "extend_start_loc", "seq_lens_cpu", "total_verify_tokens"),
+        keep=("c128_compress_metadata",),
+    )
+
+    def copy_(self, other: DSV4RawVerifyMetadata) -> None:
+        """As the rules say; the compress plan is refilled in place if both sides have one, else replaced."""
+        self.COPY_RULES.apply(self, other)
+        if self.c128_compress_metadata is not None and other.c128_compress_metadata is not None:
+            self.c128_compress_metadata.copy_(other.c128_compress_metadata)
+        else:
+            self.c128_compress_metadata = other.c128_compress_metadata
+
+
+RawMetadata = DSV4RawDecodeMetadata | DSV4RawVerifyMetadata
+
+for _rules, _cls in (
+    (DSV4AttnMetadata.COPY_RULES, DSV4AttnMetadata),
+    (DSV4AttnMetadata.BREAKABLE_RULES, DSV4AttnMetadata),
+    (PagedIndexerMetadata.COPY_RULES, PagedIndexerMetadata),
+    (DSV4RawDecodeMetadata.COPY_RULES, DSV4RawDecodeMetadata),
+    (DSV4RawVerifyMetadata.COPY_RULES, DSV4RawVerifyMetadata),
+):
+    _rules.check_partition(_cls)
+
+
+def allocate(
+    rows: int, pages: int, index_topk: int, device: torch.device, *, compress: bool = True, prefill: bool = False
+) -> DSV4AttnMetadata:
+    """Metadata of ``rows`` rows with uninitialised tensors, for the metadata kernel to fill.
+
+    ``pages`` page-table columns; ``compress`` adds the C4 and C128 fields, ``prefill`` the raw C4 selection.
+    """
+    kwargs: dict[str, Any] = {"device": device, "dtype": torch.int32}
+
+    def column() -> Tensor:
+        return torch.empty(rows, **kwargs)
+
+    core = DSV4AttnMetadata(
+        page_size=PAGE_SIZE,
+        page_table=torch.empty(rows, pages, **kwargs),
+        raw_out_loc=torch.empty(rows, device=device, dtype=torch.int64),
+        cuda_int32_kwargs=kwargs,
+        seq_lens_casual=column(),
+        positions_casual=column(),
+        swa_page_indices=torch.empty(rows, padded(WINDOW), **kwargs),
+        swa_topk_lengths=column(),
+        index_topk=index_topk,
+        swa_out_cache_loc=column(),
+        c0_flashmla_metadata=Scheduler(),
+    )
+    if compress:
+        core.c4_out_loc = column()
+        core.c128_out_loc = column()
+        core.c4_topk_lengths_raw = column()
+        core.c4_topk_lengths_clamp1 = column()
+        core.c4_sparse_topk_lengths = column()
+        core.c4_sparse_page_indices = torch.empty(rows, padded(index_topk), **kwargs)
+        core.c128_topk_lengths_clamp1 = column()
+        core.c128_page_indices = torch.empty(rows, padded(2 * pages), **kwargs)
+        core.c4_flashmla_metadata = Scheduler()
+        core.c128_flashmla_metadata = Scheduler()
+        if prefill:
+            core.c4_sparse_raw_indices = torch.empty_like(core.c4_sparse_page_indices)
+    return core

@@ -1,0 +1,119 @@
+"""The EAGLE draft runner's attention: one backend a draft step, over shared pools.
+
+N steps are N - 1 attention forwards, the last step only samples. Step s is a decode at position prefix + s: its
+window ends at itself and holds the keys of earlier steps, as in serial decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dsv4_triton.refusals import check_draft_runner, refuse
+from dsv4_triton.runner import DECODE, IDLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from dsv4_triton.backend import DSV4TritonBackend
+    from dsv4_triton.runner import ForwardBatch, RunnerConfig
+
+
+@dataclass
+class StepBatch:
+    """The DECODE batch of one draft step; fields as in ``runner.ForwardBatch``."""
+
+    forward_mode: str
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+    out_cache_loc: Tensor
+    positions: Tensor
+    seq_lens_cpu: Sequence[int] | None = None
+    extend_seq_lens: Tensor | None = None
+    extend_seq_lens_cpu: Sequence[int] | None = None
+    draft_token_num: int | None = None
+    verify_lens: Tensor | None = None
+    actual_forward_mode: str | None = None
+
+    @property
+    def batch_size(self) -> int:
+        return self.seq_lens.shape[0]
+
+
+class DSV4TritonMultiStepBackend:
+    """``num_steps - 1`` backends of class ``backend_class``; ``batch`` is always the flat one of the whole draft.
+
+    Its ``seq_lens`` is the committed prefix and its ``out_cache_loc`` ``[bs * num_steps]`` is request-major.
+
+    Raises:
+        ValueError: ratio other than 0 (the draft layer is SWA-only), or ``num_steps`` outside 2 to 5.
+    """
+
+    def __init__(
+        self, backend_class: type[DSV4TritonBackend], runner: RunnerConfig, *, num_steps: int, compress_ratio: int = 0
+    ) -> None:
+        check_draft_runner(runner, num_steps, compress_ratio)
+        self.num_steps = num_steps
+        first = backend_class(runner)
+        later = [backend_class(runner, first.cache) for _ in range(num_steps - 2)]
+        self._backends = (first, *later)
+
+    @property
+    def attn_backends(self) -> Sequence[DSV4TritonBackend]:
+        """The N - 1 backends, in step order."""
+        return self._backends
+
+    def step_batch(self, batch: ForwardBatch, step: int) -> StepBatch:
+        """The DECODE batch of step ``step``: device arithmetic only, so it may run inside a capture.
+
+        AssertionError if ``out_cache_loc`` is not ``bs * num_steps`` long; IndexError for a step that does not attend.
+        """
+        bs = batch.seq_lens.shape[0]
+        if not 0 <= step < len(self._backends):
+            raise IndexError(
+                f"DSV4TritonMultiStepBackend.step_batch: step {step}; {self.num_steps} steps attend in 0 to "
+                f"{len(self._backends) - 1}"
+            )
+        if batch.out_cache_loc.shape[0] != bs * self.num_steps:
+            refuse(
+                AssertionError,
+                f"out_cache_loc of {batch.out_cache_loc.shape[0]} for {bs} requests",
+                f"bs * topk * num_steps = {bs * self.num_steps}, request-major, topk 1",
+                "multi_step.step_batch",
+            )
+        lens_cpu = batch.seq_lens_cpu
+        return StepBatch(
+            forward_mode=IDLE if batch.forward_mode == IDLE else DECODE,
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=batch.seq_lens + (step + 1),
+            out_cache_loc=batch.out_cache_loc.view(bs, self.num_steps)[:, step].contiguous(),
+            positions=batch.seq_lens + step,
+            seq_lens_cpu=None if lens_cpu is None else [int(length) + step + 1 for length in lens_cpu],
+            actual_forward_mode=batch.actual_forward_mode,
+        )
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> None:
+        """Eager metadata of every step."""
+        for step, backend in enumerate(self._backends):
+            backend.init_forward_metadata(self.step_batch(batch, step))
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Graph state of every step: a draft step has one row a request, however many tokens the draft has."""
+        for backend in self._backends:
+            backend.init_cuda_graph_state(max_bs, max_bs)
+
+    def init_forward_metadata_out_graph(self, batch: ForwardBatch, *, in_capture: bool = False) -> None:
+        """Before a capture or a replay of the whole draft: the inputs of every step."""
+        for step, backend in enumerate(self._backends):
+            backend.init_forward_metadata_out_graph(self.step_batch(batch, step), in_capture=in_capture)
+
+    def init_forward_metadata_in_graph(self, batch: ForwardBatch) -> None:
+        """The recorded part of every step. Each reads static inputs of its own, so ``batch`` is only sliced eagerly."""
+        for step, backend in enumerate(self._backends):
+            backend.init_forward_metadata_in_graph(self.step_batch(batch, step))
+
+    def on_after_cuda_graph_warmup(self) -> None:
+        for backend in self._backends:
+            backend.on_after_cuda_graph_warmup()
