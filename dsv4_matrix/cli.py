@@ -133,6 +133,7 @@ def _explain(args: argparse.Namespace) -> int:
 def _table(args: argparse.Namespace) -> int:
     from dsv4_matrix.declaration import readme
     from dsv4_matrix.declaration.table import matrix_markdown
+    from dsv4_matrix.report.canonical import ReportError
     from dsv4_matrix.report.evidence import evidence_markdown
 
     matrix = _load(args)
@@ -148,7 +149,7 @@ def _table(args: argparse.Namespace) -> int:
             return SHORT if difference else GOOD
         changed = readme.update(path, blocks)
         print(f"{path}: {'brought up to date' if changed else 'is up to date'}")
-    except readme.ReadmeError as error:
+    except (readme.ReadmeError, ReportError) as error:
         print(f"dsv4-matrix table: {error}", file=sys.stderr)
         return BAD_INPUT
     return GOOD

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from dsv4_matrix.declaration.cost import static_cost
-from dsv4_matrix.declaration.drives import DRIVES
-from dsv4_matrix.declaration.grammar import BAD, Entries, Fields
-from dsv4_matrix.declaration.layout import CELL_NAME, FILE
-from dsv4_matrix.declaration.mistakes import DeclarationError, Mistake, Mistakes, join, quote
+from dsv4_matrix.declaration.cells import CellReader, entries_of
+from dsv4_matrix.declaration.grammar import BAD, Fields
+from dsv4_matrix.declaration.layout import FILE
+from dsv4_matrix.declaration.mistakes import DeclarationError, Mistake, Mistakes, quote
 from dsv4_matrix.declaration.model import (
     Budget,
-    Cell,
     Geometry,
     Matrix,
     Mode,
     Place,
-    Probe,
-    Refusal,
-    State,
     Tolerance,
     Tolerances,
-    Variant,
 )
-from dsv4_matrix.declaration.rules import check_variant
 from dsv4_matrix.declaration.source import MAX_BYTES, parse
 
 
@@ -84,24 +73,18 @@ class _Reader:
     def __init__(self, fields: Fields, mistakes: Mistakes) -> None:
         self.fields = fields
         self.mistakes = mistakes
-        self.profiles: Mapping[str, Any] = _entries(fields.get("profiles")).values
-        self.used: set[str] = set()
-        self.reasons: dict[str, Place] = {}
 
     def matrix(self, path: str, sha256: str) -> Matrix | None:
         geometry = self.geometry()
         tolerances = self.tolerances()
         modes = self.modes()
-        self.profile_names()
-        cells = self.cells(tuple(mode.name for mode in modes))
-        refusals = self.refusals()
-        self.unused_profiles()
+        reader = CellReader(self.fields, self.mistakes)
+        reader.check_profiles()
+        cells, refusals = reader.cells(), reader.refusals()
         if self.mistakes.count or geometry is None or tolerances is None:
             return None
         ratios: tuple[int, ...] = self.fields.get("ratios")
-        matrix = Matrix(path, sha256, geometry, tolerances, ratios, modes, cells, refusals)
-        self.ids(matrix)
-        return matrix
+        return Matrix(path, sha256, geometry, tolerances, ratios, modes, cells, refusals)
 
     def geometry(self) -> Geometry | None:
         fields = self.fields.get("geometry")
@@ -132,7 +115,7 @@ class _Reader:
         )
 
     def modes(self) -> tuple[Mode, ...]:
-        entries = _entries(self.fields.get("modes"))
+        entries = entries_of(self.fields.get("modes"))
         titles: dict[str, Place] = {}
         for name, fields in entries.values.items():
             title = fields.get("title") if fields is not BAD else BAD
@@ -141,163 +124,3 @@ class _Reader:
         return tuple(
             Mode(name, **fields.values) for name, fields in entries.values.items() if fields is not BAD and fields.sound
         )
-
-    def profile_names(self) -> None:
-        for name, variants in self.profiles.items():
-            if variants is not BAD:
-                self.unique_names(variants, f"profile {name}")
-
-    def unique_names(self, variants: tuple[Fields, ...], owner: str) -> None:
-        seen: dict[str, Place] = {}
-        for fields in variants:
-            name = fields.get("name")
-            place = fields.place("name")
-            if name is not BAD and seen.setdefault(name, place) != place:
-                first = seen[name]
-                allowed = f"each name once (first: line {first.line}, column {first.column})"
-                self.mistakes.add(place, f"variant {name} a second time in {owner}", allowed)
-
-    def cells(self, modes: tuple[str, ...]) -> tuple[Cell, ...]:
-        entries = _entries(self.fields.get("cells"))
-        ratios = self.fields.get("ratios")
-        if ratios is BAD or self.fields.get("modes") is BAD or self.fields.get("cells") is BAD:
-            return ()
-        known = _entries(self.fields.get("modes")).values
-        expected = [f"r{ratio}/{mode}" for ratio in ratios for mode in known]
-        missing = [name for name in expected if name not in entries.values]
-        for name in missing:
-            self.mistakes.add(self.fields.place("cells"), f"no cell {name}", "every ratio x mode once")
-        cells = []
-        for name, fields in entries.values.items():
-            if name not in expected:
-                allowed = f"r + one of {join(ratios)} + / + one of {join(known)}"
-                self.mistakes.add(entries.places[name], f"the unknown cell {quote(name)}", allowed)
-            elif fields is not BAD:
-                ratio, mode = _split(name)
-                cell = self.cell(ratio, mode, fields, entries.places[name])
-                if cell is not None:
-                    cells.append(cell)
-        order = {name: index for index, name in enumerate(expected)}
-        return tuple(sorted(cells, key=lambda cell: order[cell.id]))
-
-    def cell(self, ratio: int, mode: str, fields: Fields, place: Place) -> Cell | None:
-        state = fields.get("state")
-        if state is BAD:
-            return None
-        name = f"r{ratio}/{mode}"
-        covered = state == State.COVERED
-        for key in ("reason", "probe") if covered else ("profiles", "variants"):
-            if key in fields.values:
-                allowed = "profiles and variants" if covered else "a reason and a probe"
-                self.mistakes.add(fields.place(key), f"{key} in {name}, which is {state}", allowed)
-        if covered:
-            return Cell(ratio, mode, State.COVERED, variants=self.variants(ratio, mode, fields, place), place=place)
-        for key, why in (("reason", "why it is not covered"), ("probe", "the refusal that its test asserts")):
-            if key not in fields.values:
-                self.mistakes.add(place, f"no {key} for {name}, which is {state}", f"{key}: {why}")
-        self.own_reason(fields)
-        probe = self.probe(fields.get("probe", BAD))
-        reason = fields.get("reason", BAD)
-        if probe is None or reason is BAD:
-            return None
-        return Cell(ratio, mode, State(state), reason=reason, probe=probe, place=place)
-
-    def own_reason(self, fields: Fields) -> None:
-        reason = fields.get("reason", BAD)
-        if reason is BAD:
-            return
-        place = fields.place("reason")
-        first = self.reasons.setdefault(reason, place)
-        if first != place:
-            allowed = f"a reason of its own (first: line {first.line})"
-            self.mistakes.add(place, f"the reason {quote(reason)} a second time", allowed)
-
-    def probe(self, fields: Any) -> Probe | None:
-        if fields is BAD or not fields.sound:
-            return None
-        probe = Probe(**fields.values)
-        try:
-            re.compile(probe.match)
-        except (re.error, OverflowError, RecursionError) as error:
-            found = f"the invalid regular expression {quote(probe.match)} ({error})"
-            self.mistakes.add(fields.place("match"), found, "a regular expression of Python's re")
-        return probe
-
-    def variants(self, ratio: int, mode: str, fields: Fields, place: Place) -> tuple[Variant, ...]:
-        sources: list[Fields] = []
-        profiles = fields.get("profiles", ())
-        for index, name in enumerate(profiles if profiles is not BAD else ()):
-            self.used.add(name)
-            if name not in self.profiles:
-                allowed = join(self.profiles) or "a name under profiles"
-                self.mistakes.add(fields.place("profiles", index), f"the unknown profile {quote(name)}", allowed)
-            elif self.profiles[name] is not BAD:
-                sources += (_for_mode(variant, mode) for variant in self.profiles[name])
-        own = fields.get("variants", ())
-        sources += own if own is not BAD else ()
-        if "profiles" not in fields.values and "variants" not in fields.values:
-            self.mistakes.add(place, f"no variants for r{ratio}/{mode}, which is covered", "profiles or variants")
-        self.unique_names(tuple(sources), f"r{ratio}/{mode}")
-        variants = (self.variant(ratio, mode, source) for source in sources if source.sound)
-        return tuple(variant for variant in variants if variant is not None)
-
-    def variant(self, ratio: int, mode: str, fields: Fields) -> Variant | None:
-        forwards = DRIVES[mode].forwards
-        forward = fields.get("forward") or forwards[0]
-        if "forward" not in fields.values and len(forwards) > 1:
-            found = f"variant {fields.get('name')} without forward under {mode}"
-            self.mistakes.add(fields.place(), found, f"forward: {join(forwards)}")
-            return None
-        if forward not in forwards:
-            found = f"forward {forward} under {mode} in variant {fields.get('name')}"
-            self.mistakes.add(fields.place("forward"), found, join(forwards))
-            return None
-        variant = Variant(**{**fields.values, "forward": forward}, place=fields.place())
-        before = self.mistakes.count
-        check_variant(ratio, mode, variant, fields, self.mistakes)
-        if self.mistakes.count > before or "cost" in fields.values:
-            return variant
-        return replace(variant, cost=static_cost(ratio, mode, variant))
-
-    def refusals(self) -> tuple[Refusal, ...]:
-        found = []
-        for name, fields in _entries(self.fields.get("refusals")).values.items():
-            if fields is BAD:
-                continue
-            self.own_reason(fields)
-            probe = self.probe(fields.get("probe", BAD))
-            if probe is not None and fields.get("reason") is not BAD:
-                found.append(Refusal(name, fields.get("reason"), probe))
-        return tuple(found)
-
-    def unused_profiles(self) -> None:
-        places = _entries(self.fields.get("profiles")).places
-        for name in self.profiles:
-            if name not in self.used:
-                self.mistakes.add(places[name], f"profile {name}, which no cell uses", "profiles that a cell names")
-
-    def ids(self, matrix: Matrix) -> None:
-        seen: dict[str, Cell | None] = {}
-        for case in matrix.cases():
-            if case.id in seen:
-                place = (case.variant.place if case.variant else None) or self.fields.place("refusals")
-                self.mistakes.add(place, f"the case id {case.id} a second time", "names that give each case its own id")
-            seen[case.id] = case.cell
-
-
-def _entries(value: Any) -> Entries:
-    return value if isinstance(value, Entries) else Entries({}, {})
-
-
-def _split(name: str) -> tuple[int, str]:
-    assert re.fullmatch(CELL_NAME.pattern, name)
-    ratio, _, mode = name[1:].partition("/")
-    return int(ratio), mode
-
-
-def _for_mode(fields: Fields, mode: str) -> Fields:
-    """A profile serves eager and graph cells alike: where nothing is captured, its graph keys say nothing."""
-    if DRIVES[mode].graph:
-        return fields
-    kept = {key: value for key, value in fields.values.items() if key not in ("replays", "bucket")}
-    return Fields(fields.node, kept)

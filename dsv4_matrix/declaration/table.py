@@ -42,7 +42,7 @@ def _legend(matrix: Matrix) -> str:
     variants = sum(len(cell.variants) for cell in matrix.cells)
     others = len(matrix.cells) - states[State.COVERED]
     return (
-        f"{_count(states[State.COVERED], 'cell')} with {_count(variants, 'variant')}. "
+        f"{_count(states[State.COVERED], 'covered cell')} with {_count(variants, 'variant')}. "
         f"`—` is structurally impossible for this method. Each of the other {others} cells has a reason and a probe: "
         f"a test that the backend refuses at the call site. "
         f"CG is CUDA graph, PCG and BCG piecewise and breakable CUDA graph, DE draft extend."

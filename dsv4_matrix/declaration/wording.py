@@ -8,7 +8,7 @@ from dsv4_matrix.declaration.model import Variant
 
 
 def variant_text(variant: Variant) -> str:
-    """``decode (32, 96); replayed over (33, 97), idle; per-head sinks, GPU only``."""
+    """``decode (32, 96); replayed over 33, idle; per-head sinks, GPU only``."""
     parts = [_lengths(variant)]
     if variant.accept_lens:
         then = "written again by the next step" if variant.reuse == "next-step" else "given to another request"
@@ -59,4 +59,5 @@ def _options(variant: Variant) -> Iterator[str]:
 
 
 def _tuple(lengths: Sequence[int]) -> str:
-    return f"({', '.join(str(length) for length in lengths)})"
+    text = ", ".join(str(length) for length in lengths)
+    return text if len(lengths) == 1 else f"({text})"
