@@ -127,18 +127,18 @@ def _metadata_kernel(
 
         back = tl.arange(0, WINDOW)
         key_at = position[:, None] - back[None, :]
-        held = known[:, None] & (key_at >= 0) & (key_at < context)
-        loc = tl.load(table[:, None] + key_at, mask=held, other=-1)
-        held = held & (loc >= 0) & (loc < mapping_size)
-        slot = tl.load(mapping + tl.where(held, loc, 0), mask=held, other=-1).to(tl.int32)
-        tl.store(swa_page_indices + t64[:, None] * WINDOW + back[None, :], slot, mask=inside[:, None])
+        key_held = known[:, None] & (key_at >= 0) & (key_at < context)
+        key_loc = tl.load(table[:, None] + key_at, mask=key_held, other=-1)
+        key_held = key_held & (key_loc >= 0) & (key_loc < mapping_size)
+        key_slot = tl.load(mapping + tl.where(key_held, key_loc, 0), mask=key_held, other=-1).to(tl.int32)
+        tl.store(swa_page_indices + t64[:, None] * WINDOW + back[None, :], key_slot, mask=inside[:, None])
 
         if COMPRESS:
             emits = real & (visible > 0)
-            loc = tl.maximum(out_loc, 0)
+            written = tl.maximum(out_loc, 0)
             c4_count = tl.maximum(visible, 0) // 4
-            tl.store(c4_out_loc + t, tl.where(emits & (visible % 4 == 0), loc // 4, -1).to(tl.int32), mask=inside)
-            tl.store(c128_out_loc + t, tl.where(emits & (visible % 128 == 0), loc // 128, -1).to(tl.int32), mask=inside)
+            tl.store(c4_out_loc + t, tl.where(emits & (visible % 4 == 0), written // 4, -1).to(tl.int32), mask=inside)
+            tl.store(c128_out_loc + t, tl.where(emits & (visible % 128 == 0), written // 128, -1).to(tl.int32), mask=inside)
             tl.store(c4_raw + t, c4_count, mask=inside)
             tl.store(c4_clamp1 + t, tl.maximum(c4_count, 1), mask=inside)
             tl.store(c4_sparse_lengths + t, tl.minimum(tl.maximum(c4_count, 1), index_topk), mask=inside)
