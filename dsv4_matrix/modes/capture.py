@@ -1,0 +1,58 @@
+"""A captured step, whatever captures it: a CUDA graph where there is a GPU, a recorded tape where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dsv4_matrix.modes.recorder import RecordedStep
+
+Outputs = tuple[tuple[Tensor, Tensor], ...]
+
+
+class CapturedStep(Protocol):
+    """``outputs`` are ``(out, lse)`` of each forward inside the graph, in static memory."""
+
+    outputs: Outputs
+
+    @property
+    def recorded(self) -> int:
+        """What the graph holds; 0 means that nothing was captured."""
+        ...
+
+    def replay(self) -> None: ...
+
+
+class CudaGraphStep:
+    """``torch.cuda.graph`` around the step. Raises what CUDA raises, for one at a host sync inside the step."""
+
+    def __init__(self, step: Callable[[], Outputs]) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self.outputs = step()
+
+    @property
+    def recorded(self) -> int:
+        # Outputs are NaN before each replay, so that an empty graph cannot pass: that the capture ended is enough.
+        return 1
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+def capture(step: Callable[[], Outputs], *, after_warmup: Callable[[], None], device: str) -> CapturedStep:
+    """Run ``step`` once to warm up, on a GPU on a side stream; call ``after_warmup``; capture ``step``."""
+    if torch.device(device).type != "cuda":
+        step()
+        after_warmup()
+        return RecordedStep(step)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    after_warmup()
+    return CudaGraphStep(step)

@@ -1,0 +1,167 @@
+"""Refuses host syncs where a captured graph could not have them: on a CPU by watching torch, on a GPU by CUDA itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from dsv4_matrix.modes.errors import HostSyncError, caller_outside_harness
+
+aten = torch.ops.aten
+
+#: Operators that wait for the device because a value or a shape depends on data.
+_SYNCING = frozenset(
+    {
+        aten._local_scalar_dense.default,
+        aten.equal.default,
+        aten.is_nonzero.default,
+        aten.nonzero.default,
+        aten.masked_select.default,
+        aten.bincount.default,
+        aten._unique2.default,
+        aten.unique_dim.default,
+        aten.unique_consecutive.default,
+    }
+)
+#: Tensor methods that read memory without an operator, so that a dispatch mode sees nothing of them.
+_READING = ("tolist", "cpu", "numpy", "__array__")
+
+
+class SyncWatch(TorchDispatchMode):
+    """Raises HostSyncError at the first host sync while active, and remembers it should the backend swallow that.
+
+    Kernel launches of Triton's interpreter run with the watch off: they read host memory to do a device's work.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncs: list[str] = []
+        self._watching = False
+        self._restore: list[Callable[[], None]] = []
+
+    def refuse(self, what: str) -> None:
+        """Record and raise."""
+        message = f"host sync: {what} at {caller_outside_harness()}; keep the value on the device"
+        self.syncs.append(message)
+        raise HostSyncError(message)
+
+    def launch(self, run: Callable[[], Any], executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One interpreted kernel launch; ``run`` performs it."""
+        return run()
+
+    def check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise if ``func`` waits for the device on CUDA."""
+        if func in _SYNCING:
+            self.refuse(f"{func}")
+        if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None and len(args) < 2:
+            self.refuse("repeat_interleave without output_size")
+        if func is aten.index.Tensor and any(_is_mask(index) for index in args[1]):
+            self.refuse("indexing by a boolean mask")
+        if func is aten.index_put_.default and any(_is_mask(index) for index in args[1]) and args[2].numel() != 1:
+            self.refuse("assignment through a boolean mask")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        self.check(func, args, kwargs)
+        return self.operate(func, args, kwargs)
+
+    def operate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator."""
+        return func(*args, **kwargs)
+
+    def __enter__(self) -> SyncWatch:
+        self._watching = True
+        for name in _READING:
+            self._patch(torch.Tensor, name, self._refusing(name))
+        self._patch(torch.Tensor, "to", self._to_device_only())
+        self._patch_launches()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._watching = False
+        for undo in reversed(self._restore):
+            undo()
+        self._restore.clear()
+        super().__exit__(*exc)
+
+    def _patch(self, owner: Any, name: str, replacement: Any) -> None:
+        # torch.Tensor inherits most methods from a C base: what it did not define itself is deleted again.
+        if name in vars(owner):
+            original = vars(owner)[name]
+            self._restore.append(lambda: setattr(owner, name, original))
+        else:
+            self._restore.append(lambda: delattr(owner, name))
+        setattr(owner, name, replacement)
+
+    def _refusing(self, name: str) -> Callable[..., Any]:
+        original = getattr(torch.Tensor, name)
+
+        def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self._watching:
+                self.refuse(f"Tensor.{name}()")
+            return original(tensor, *args, **kwargs)
+
+        return method
+
+    def _to_device_only(self) -> Callable[..., Any]:
+        original = torch.Tensor.to
+
+        def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            # Inside a step every tensor is on the device already, so that naming the CPU means a copy to the host.
+            if self._watching and _names_the_cpu(kwargs.get("device", args[0] if args else None)):
+                self.refuse("Tensor.to('cpu')")
+            return original(tensor, *args, **kwargs)
+
+        return to
+
+    def _patch_launches(self) -> None:
+        try:
+            from triton.runtime.interpreter import GridExecutor
+        except ImportError:  # a backend without Triton
+            return
+        original = GridExecutor.__call__
+
+        def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            def run() -> Any:
+                watching, self._watching = self._watching, False
+                try:
+                    with _disable_current_modes():
+                        return original(executor, *args, **kwargs)
+                finally:
+                    self._watching = watching
+
+            return self.launch(run, executor, args, kwargs) if self._watching else original(executor, *args, **kwargs)
+
+        self._patch(GridExecutor, "__call__", call)
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _names_the_cpu(device: Any) -> bool:
+    return (isinstance(device, torch.device) and device.type == "cpu") or (
+        isinstance(device, str) and device.split(":")[0] == "cpu"
+    )
+
+
+def no_host_sync(device: str) -> AbstractContextManager[object]:
+    """While active, a host sync raises: HostSyncError on a CPU, torch's own RuntimeError on a GPU."""
+    return _cuda_sync_is_error() if torch.device(device).type == "cuda" else SyncWatch()
+
+
+@contextmanager
+def _cuda_sync_is_error() -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -1,0 +1,103 @@
+"""What driving a case yields: the answers, how many graphs were captured and replayed, and what was violated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dsv4_matrix.cases.scenario import Observation, Step
+from dsv4_matrix.modes.errors import BackendError, HostSyncError
+from dsv4_matrix.modes.watch import same_bits
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One driven case.
+
+    Attributes:
+        observations: what the judge compares, live rows only; none for steps without rows.
+        captures: graphs captured.
+        replays: graph replays, idle ones included.
+        violations: plain sentences; any of them fails the case, whatever the numbers say.
+    """
+
+    observations: tuple[Observation, ...]
+    captures: int
+    replays: int
+    violations: tuple[str, ...]
+
+
+@dataclass
+class Notebook:
+    """Collects a trace while a mode drives a case."""
+
+    observations: list[Observation] = field(default_factory=list)
+    captures: int = 0
+    replays: int = 0
+    violations: list[str] = field(default_factory=list)
+
+    def violated(self, sentence: str) -> None:
+        self.violations.append(sentence)
+
+    @property
+    def trace(self) -> Trace:
+        return Trace(tuple(self.observations), self.captures, self.replays, tuple(self.violations))
+
+    @contextmanager
+    def backend_at_work(self, place: str) -> Iterator[None]:
+        """The backend's own code runs inside: a host sync becomes a violation, any other exception a BackendError."""
+        try:
+            yield
+        except HostSyncError as error:
+            self.violated(f"{place}: {error}")
+            raise LegEnded from error
+        except Exception as error:
+            if "synchroniz" in str(error) and "set_sync_debug_mode" in str(error):
+                self.violated(f"{place}: host sync: {error}")
+                raise LegEnded from error
+            raise BackendError(place, error) from error
+
+    def check_answer(self, place: str, answer: object, rows: int, heads: int, head_dim: int) -> bool:
+        """Whether ``answer`` is ``(out, lse)`` of the promised shapes and dtypes; says so if not."""
+        if not (isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, Tensor) for part in answer)):
+            self.violated(f"{place}: forward must return (out, lse) as two tensors, got {_describe(answer)}")
+            return False
+        wanted = (("out", (rows, heads, head_dim), torch.bfloat16), ("lse", (rows, heads), torch.float32))
+        sound = True
+        for (name, shape, dtype), got in zip(wanted, answer, strict=True):
+            if tuple(got.shape) != shape or got.dtype != dtype:
+                self.violated(f"{place}: {name} must be {dtype} {list(shape)}, got {_describe(got)}")
+                sound = False
+        return sound
+
+    def check_bits(self, place: str, other: str, got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> None:
+        """Rows of ``got`` and ``want`` must agree bit for bit; names the first row that does not."""
+        for name, one, two in zip(("out", "lse"), got, want, strict=True):
+            if one.shape != two.shape or one.dtype != two.dtype:
+                self.violated(f"{place}: {name} is {_describe(one)}, {other} {_describe(two)}")
+                continue
+            different = (~same_bits(one, two)).nonzero().flatten().tolist()
+            if different:
+                self.violated(
+                    f"{place}: {name} differs in bits from {other} in {len(different)} of {one.shape[0]} live rows, "
+                    f"first row {different[0]}"
+                )
+
+    def observe(self, leg: str, number: int, step: Step, answer: tuple[Tensor, Tensor], *, graph: bool = False) -> None:
+        """Keep the answer for the judge, unless the step has no rows."""
+        if step.q.shape[0]:
+            self.observations.append(Observation(leg, number, answer[0], answer[1], graph))
+
+
+class LegEnded(Exception):  # noqa: N818  (control flow, not an error)
+    """A violation after which the rest of this leg would mean nothing; the notebook holds the sentence."""
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    return f"{type(value).__name__}"
