@@ -1,7 +1,7 @@
 """pytest plugin: generates one test a case for every test function that asks for ``matrix_case``.
 
 It is loaded in every pytest run of an environment, so it imports neither torch, triton nor a YAML parser: those come
-with the first use of the fixture. Results travel from xdist workers as user properties; see ``recorder``.
+with the first use of the fixture. Results travel from xdist workers as user properties; see ``controller``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dsv4_matrix.context import BadInputError, Context, Options
-from dsv4_matrix.recorder import Recorder
+from dsv4_matrix.controller import Controller
 
 if TYPE_CHECKING:
     from dsv4_matrix.declaration.model import Case
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FIXTURE = "matrix_case"
 CONTEXT = pytest.StashKey[Context]()
-RECORDER = pytest.StashKey[Recorder]()
+CONTROLLER = pytest.StashKey[Controller]()
 
 _OPTIONS = (
     ("matrix", "matrix_file", "PATH", "declaration to use (default: matrix.yaml here, else the packaged one)"),
@@ -88,8 +88,8 @@ def pytest_configure(config: pytest.Config) -> None:
     options = _options(config)
     context = config.stash[CONTEXT] = Context(options)
     if not hasattr(config, "workerinput"):
-        recorder = config.stash[RECORDER] = Recorder(config, context)
-        config.pluginmanager.register(recorder, "dsv4_matrix_recorder")
+        controller = config.stash[CONTROLLER] = Controller(config, context)
+        config.pluginmanager.register(controller, "dsv4_matrix_controller")
     if options.explicit:
         try:
             _validate(context)

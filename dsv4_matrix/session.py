@@ -98,7 +98,7 @@ def run_matrix(
 
 
 class _Session:
-    """One pytest run, and what its recorder knew at the end."""
+    """One pytest run, and what its controller knew at the end."""
 
     def __init__(self, total: int, stream: TextIO) -> None:
         self.progress = Progress(total, stream)
@@ -113,12 +113,12 @@ class _Session:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        from dsv4_matrix.plugin import RECORDER
+        from dsv4_matrix.plugin import CONTROLLER
 
-        recorder = session.config.stash[RECORDER]
-        if recorder.ledger is not None:
-            self.results = recorder.ledger.complete()
-            self.messages = recorder.messages
+        controller = session.config.stash[CONTROLLER]
+        if controller.ledger is not None:
+            self.results = controller.ledger.complete()
+            self.messages = controller.messages
 
 
 def _arguments(options: Options, context: Context, workers: int) -> list[str]:

@@ -106,6 +106,11 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A project of somebody else: own test file over ``matrix_case``, stub backend and reference given by path."""
     pytester.makepyfile(stub=STUB, conftest="import stub", test_mine=textwrap.dedent(CASES))
     pytester.makeini(
-        "[pytest]\nmatrix_backend = stub:Backend\nmatrix_reference = stub:reference\naddopts = -p no:cacheprovider"
+        """
+        [pytest]
+        matrix_backend = stub:Backend
+        matrix_reference = stub:reference
+        addopts = -p no:cacheprovider -p no:hypothesispytest
+        """
     )
     return pytester

@@ -39,7 +39,9 @@ def test_cells_takes_patterns(project: pytest.Pytester) -> None:
 def test_pattern_without_a_match_names_ids_near_it(project: pytest.Pytester) -> None:
     result = project.runpytest_subprocess("--matrix-cells", "r0-eager-god-a,r0-eager-good-b")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --matrix-cells: no case id matches 'r0-eager-god-a'; near it are r0-eager-good-a*"])
+    result.stderr.fnmatch_lines(
+        ["ERROR: --matrix-cells: no case id matches 'r0-eager-god-a'; near it are r0-eager-good-a*"]
+    )
 
 
 def test_cases_of_another_device_only_are_zero_cases(project: pytest.Pytester) -> None:

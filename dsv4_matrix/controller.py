@@ -26,7 +26,7 @@ _CRASHED = "???"
 _RAN = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-class Recorder:
+class Controller:
     """Registered as a plugin of its own in every process that is not an xdist worker."""
 
     def __init__(self, config: pytest.Config, context: Context) -> None:

@@ -1,0 +1,125 @@
+"""A backend is checked when it is loaded, and every mistake in it is named then."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from dsv4_matrix import loading
+from dsv4_matrix.loading import LoadError, load_backend, load_reference
+from dsv4_matrix.protocol import AttentionBackend
+
+METHODS = [name for name in vars(AttentionBackend) if not name.startswith("_")]
+
+
+def backend_source(without: str = "", extra: str = "") -> str:
+    """A class with the Protocol's methods in any shape, one left out, one replaced."""
+    body = [f"    def {name}(self, *args, **kwargs): ..." for name in METHODS if name != without]
+    body.append("    @classmethod\n    def multi_step(cls, runner, *, num_steps, compress_ratio=0): return object()")
+    return "class Mine:\n    def __init__(self, runner): ...\n" + "\n".join(body) + "\n" + extra
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder to import from; what was imported from it is forgotten afterwards."""
+    path, modules = list(sys.path), set(sys.modules)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def test_module_attr_is_imported_from_the_working_directory(folder: Path) -> None:
+    (folder / "mine.py").write_text(backend_source())
+    backend = load_backend("mine:Mine", folder)
+    assert backend.name == "mine:Mine"
+    assert type(backend.factory(None)).__name__ == "Mine"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_missing_method_is_named_at_load(folder: Path, method: str) -> None:
+    (folder / "mine.py").write_text(backend_source(without=method))
+    with pytest.raises(LoadError, match=rf"class mine\.Mine.* lacks {method}\. See AttentionBackend"):
+        load_backend("mine:Mine", folder)
+
+
+def test_missing_multi_step_is_named(folder: Path) -> None:
+    (folder / "mine.py").write_text(backend_source().replace("multi_step", "many_steps"))
+    with pytest.raises(LoadError, match="lacks multi_step"):
+        load_backend("mine:Mine", folder)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "def store_kv(self, batch): ...",
+        "def forward(self, q, batch, compress_ratio): ...",
+        "def init_forward_metadata_out_graph(self, batch): ...",
+        "def kv_buffers(self, which): ...",
+    ],
+)
+def test_a_method_that_cannot_be_called_as_declared_is_named(folder: Path, method: str) -> None:
+    (folder / "mine.py").write_text(backend_source(extra=f"    {method}\n"))
+    name = method.split("(")[0].removeprefix("def ")
+    with pytest.raises(LoadError, match=rf"cannot be called as declared: {name}\("):
+        load_backend("mine:Mine", folder)
+
+
+def test_what_a_factory_makes_is_checked_when_it_is_made(folder: Path) -> None:
+    source = (
+        backend_source(without="store_kv")
+        + "def make(runner): return Mine(runner)\nmake.multi_step = Mine.multi_step\n"
+    )
+    (folder / "mine.py").write_text(source)
+    backend = load_backend("mine:make", folder)
+    with pytest.raises(LoadError, match="the backend it makes .* lacks store_kv"):
+        backend.factory(None)  # type: ignore[arg-type]
+    with pytest.raises(LoadError, match="what its multi_step makes .* lacks attn_backends, step_batch"):
+        backend.factory.multi_step(None, num_steps=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("selection", "told"),
+    [
+        ("gone:Mine", "module gone does not import .*No module named 'gone'"),
+        ("broken:Mine", "module broken does not import .*ZeroDivisionError"),
+        ("mine:", "is not of the form module:attr"),
+        ("mine:CONSTANT", "cannot be called"),
+        ("nobody", r"there is no backend 'nobody'; installed backends: .*; code that is not installed"),
+    ],
+)
+def test_a_wrong_selection_never_falls_back(folder: Path, selection: str, told: str) -> None:
+    (folder / "mine.py").write_text(backend_source() + "CONSTANT = 3\n")
+    (folder / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(LoadError, match=told):
+        load_backend(selection, folder)
+
+
+def test_several_installed_backends_need_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint(name, f"{name}_pkg:Backend", loading.BACKENDS) for name in ("one", "two")]
+    monkeypatch.setattr(loading, "entry_points", lambda group: points)
+    with pytest.raises(LoadError, match=r"choose one with --matrix-backend NAME .*one \(one_pkg:Backend\), two"):
+        load_backend()
+
+
+def test_one_name_twice_is_ambiguous(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint("one", f"{module}:Backend", loading.BACKENDS) for module in ("a", "b")]
+    monkeypatch.setattr(loading, "entry_points", lambda group: points)
+    with pytest.raises(LoadError, match="'one' is ambiguous: a:Backend, b:Backend"):
+        load_backend("one")
+
+
+def test_an_entry_point_that_does_not_import_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint("one", "not_there:Backend", loading.BACKENDS)]
+    monkeypatch.setattr(loading, "entry_points", lambda group: points)
+    with pytest.raises(LoadError, match=r"backend 'one' \(not_there:Backend\) does not import: ModuleNotFoundError"):
+        load_backend("one")
+
+
+def test_the_installed_reference_satisfies_its_protocol() -> None:
+    reference = load_reference()
+    assert callable(reference.attend)

@@ -1,0 +1,84 @@
+"""Options and their ini twins: what is wrong is said at once, by the name of the option."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def test_plugin_load_is_light() -> None:
+    heavy = {"torch", "triton", "ruamel", "numpy", "tabulate", "xdist"}
+    code = "import sys, dsv4_matrix.plugin; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert heavy & set(done.stdout.split()) == set()
+    assert "dsv4_matrix" in done.stdout.split()
+
+
+def test_require_gpu_says_what_it_saw(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.makepyfile(
+        stub_machine="""
+        from dsv4_matrix.context import Context
+        import dsv4_matrix.machine as machine
+        del Context.machine
+        """
+    )
+    # the real property, over a machine without a GPU
+    (project.path / "conftest.py").write_text(
+        "import dsv4_matrix.context as c\nreal = c.Context.__dict__['machine']\nimport stub\nc.Context.machine = real\n"
+    )
+    result = project.runpytest_subprocess("--matrix-require-gpu")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --matrix-require-gpu: torch * sees no usable GPU*; check nvidia-smi*"])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--matrix-backend", "nowhere", "*there is no backend 'nowhere'; installed backends: *triton*"),
+        ("--matrix-backend", "stub:Nobody", "*stub has no Nobody; it has *Backend*"),
+        ("--matrix-reference", "stub:MATRIX", "*lacks visible, quantise_dequantise, attend, attend_low_precision*"),
+    ],
+)
+def test_what_cannot_be_loaded_is_a_usage_error(project: pytest.Pytester, option: str, value: str, told: str) -> None:
+    result = project.runpytest_subprocess(option, value)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {told}"])
+
+
+def test_without_options_a_wrong_ini_fails_the_collection(project: pytest.Pytester) -> None:
+    project.makeini("[pytest]\nmatrix_backend = nowhere\nmatrix_reference = stub:reference")
+    result = project.runpytest_subprocess()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["dsv4-matrix: there is no backend 'nowhere'*"])
+
+
+def test_ini_twins(project: pytest.Pytester) -> None:
+    with (project.path / "tox.ini").open("a") as ini:
+        ini.write("\nmatrix_cells = r0-eager-good-a\nmatrix_report = out.jsonl\n")
+    project.runpytest_subprocess().assert_outcomes(passed=1)
+    assert (project.path / "out.jsonl").is_file()
+
+
+def test_header_says_what_is_under_test(project: pytest.Pytester) -> None:
+    result = project.runpytest_subprocess("--matrix-cells", "r0-*")
+    result.stdout.fnmatch_lines(
+        [
+            "dsv4-matrix: */stub.py (sha256 abababababab), 3 cases here, of 5 declared",
+            "dsv4-matrix: 2 covered, 1 deferred, 1 not-applicable",
+            "dsv4-matrix: backend stub:Backend on CPU interpreter, torch 2.13.0, triton 3.7.1",
+        ]
+    )
+
+
+def test_auto_workers_without_a_gpu_are_the_cpus(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        conftest="""
+        import stub
+        import dsv4_matrix.machine
+        dsv4_matrix.machine.worker_count = lambda: 3
+        """
+    )
+    result = project.runpytest_subprocess("-n", "auto", "--matrix-cells", "r0-eager-good-a")
+    result.stdout.fnmatch_lines(["created: 3/3 workers"])
