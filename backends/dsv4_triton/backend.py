@@ -54,6 +54,8 @@ class DSV4TritonBackend(BreakableGraphSupport):
         self.graph_state: GraphState | None = None
         self.forward_metadata: DSV4Metadata | RawMetadata | None = None
         self._captured: CapturedStep | None = None
+        #: whether the current metadata was filled by the in-graph part, so that an idle rank's is safe to use
+        self._in_graph = False
 
     @classmethod
     def multi_step(cls, runner: RunnerConfig, *, num_steps: int, compress_ratio: int = 0) -> DSV4TritonMultiStepBackend:
@@ -87,8 +89,9 @@ class DSV4TritonBackend(BreakableGraphSupport):
         """Eager metadata for ``batch``. Never waits for the device; without host lengths the table is full width."""
         refusals.check_eager_mode(batch)
         layout = eager_layout(batch, self.max_context_len, self.runner.speculative_num_draft_tokens)
-        self._captured = None
-        self.forward_metadata = self.build_metadata(layout)
+        metadata = self.build_metadata(layout)
+        self._captured, self._in_graph = None, False
+        self.forward_metadata = metadata
 
     def build_metadata(self, layout: RowLayout) -> DSV4Metadata:
         """New metadata of ``layout``; not made current."""
@@ -105,7 +108,7 @@ class DSV4TritonBackend(BreakableGraphSupport):
         Draft-extend graphs have ``max_num_tokens // max_bs`` rows a request.
         """
         self.graph_state = GraphState(self.runner, max_bs, max_num_tokens)
-        self._captured = None
+        self._captured, self._in_graph = None, False
 
     def init_forward_metadata_out_graph(self, batch: ForwardBatch, *, in_capture: bool = False) -> None:
         """Before a capture, choose and reset the step's static inputs; before a replay, copy ``batch`` into them.
@@ -118,7 +121,7 @@ class DSV4TritonBackend(BreakableGraphSupport):
                 f"{refusals.ACTOR}.init_forward_metadata_out_graph: no graph state; call init_cuda_graph_state first"
             )
         step = self.graph_state.capture(batch) if in_capture else self.graph_state.prepare_replay(batch)
-        self._captured = step
+        self._captured, self._in_graph = step, False
         self.forward_metadata = step.raw if in_capture else step.metadata
 
     def init_forward_metadata_in_graph(self, batch: ForwardBatch) -> None:
@@ -130,13 +133,13 @@ class DSV4TritonBackend(BreakableGraphSupport):
         runner = self.runner
         core = step.metadata.core_attn_metadata
         fill_attn_metadata(core, step.layout, runner.req_to_token, runner.full_to_swa_index_mapping)
-        self.forward_metadata = step.metadata
+        self.forward_metadata, self._in_graph = step.metadata, True
 
     def on_after_cuda_graph_warmup(self) -> None:
         """Between warm-up and capture: fresh scheduler objects, and the raw inputs again, so the capture upgrades."""
         if self._captured is not None:
             self._captured.metadata.core_attn_metadata.reset_flashmla_metadata()
-            self.forward_metadata = self._captured.raw
+            self.forward_metadata, self._in_graph = self._captured.raw, False
 
     def core_metadata(self, where: str) -> DSV4AttnMetadata:
         """Current core metadata; RuntimeError before any was initialised, or where a capture skipped the upgrade."""
@@ -158,9 +161,17 @@ class DSV4TritonBackend(BreakableGraphSupport):
         """
         metadata = self.forward_metadata
         cached = metadata.core_attn_metadata.swa_out_cache_loc if isinstance(metadata, DSV4Metadata) else None
-        if cached is not None and not is_idle(batch) and cached.shape[0] == batch.out_cache_loc.shape[0]:
+        if cached is not None and not self._is_stale(batch) and cached.shape[0] == batch.out_cache_loc.shape[0]:
             return cached
         return swa_slots(self.runner.full_to_swa_index_mapping, batch.out_cache_loc)
+
+    def _is_stale(self, batch: ForwardBatch) -> bool:
+        """Whether the current metadata may be that of an earlier batch: an engine skips the metadata of an idle rank.
+
+        The in-graph part never is: the replay of an idle rank has pad inputs, and a captured step must not depend on
+        what its batch happened to be at capture.
+        """
+        return is_idle(batch) and not self._in_graph
 
     def store_kv(self, batch: ForwardBatch, k: Tensor) -> None:
         """Pack ``k`` bf16 ``[T, 512]`` into the SWA pool; rows whose slot is the dummy slot write nothing."""
@@ -177,8 +188,7 @@ class DSV4TritonBackend(BreakableGraphSupport):
             refusals.refuse_compressed_draft(compress_ratio, "store_compressed")
         rows = batch.out_cache_loc.shape[0]
         refusals.check_rows(entries, rows, "store_compressed")
-        # an idle rank owns no row, whatever the metadata of its last batch says
-        slots = slots.new_full((rows,), -1) if is_idle(batch) else match_rows(slots, rows, -1)
+        slots = slots.new_full((rows,), -1) if self._is_stale(batch) else match_rows(slots, rows, -1)
         pack_and_store(entries, slots, self.cache.compressed[compress_ratio])
 
     def write_c4_selection(self, raw: Tensor) -> None:
