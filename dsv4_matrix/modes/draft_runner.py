@@ -38,7 +38,7 @@ def drive_draft_runner(scenario: Scenario, factory: BackendFactory, notebook: No
     for number, (together, alone) in enumerate(zip(*eager, strict=True)):
         if together is not None and alone is not None:
             notebook.check_bits(f"eager chain, step {number}", "the same with metadata made per step", together, alone)
-            notebook.observe("eager chain", number, scenario.steps[number], together)
+            notebook.observe("eager chain", number, together)
     for number, answer in enumerate(_replay_all(scenario.runner, chains, factory, notebook, variant)):
         expected = eager[0][number] if eager[0] else None
         if answer is not None and expected is not None:
@@ -170,14 +170,12 @@ def _replay_all(
             notebook.replays += 1
             stored = 0 if idle else sum(entries_stored(step) for step in chain.steps)
             check_promises(notebook, place, watch, cache, stored)
-            for step_number, (step, output) in enumerate(zip(chain.steps, graph.outputs, strict=True)):
-                if idle:
-                    continue
+            for step_number, output in enumerate(() if number == IDLE else graph.outputs):
                 answer, index = live_rows(output, chain.rows), chain.first + step_number
                 first = answers[index]
                 if first is None:
                     answers[index] = answer
-                    notebook.observe(place, index, step, answer, graph=True)
+                    notebook.observe(place, index, answer, graph=True)
                 else:
                     notebook.check_bits(place, "the same chain's first replay", answer, first)
     except LegEnded:

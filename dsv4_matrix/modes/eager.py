@@ -26,7 +26,7 @@ def drive_eager(scenario: Scenario, factory: BackendFactory, notebook: Notebook,
         runner = replace(scenario.runner, prefill_path=leg) if extends else scenario.runner
         for number, answer in enumerate(run_leg(scenario, runner, factory, notebook, leg, gpu_only_lens)):
             if answer is not None:
-                notebook.observe(leg, number, scenario.steps[number], answer)
+                notebook.observe(leg, number, answer)
 
 
 def run_leg(

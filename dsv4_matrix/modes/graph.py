@@ -71,7 +71,7 @@ def _replay_all(
                 runner.device,
             )
         check_capture(notebook, graph, before, [steps[0].q.shape[1:]], bucket * rows)
-        for turn, number in enumerate(replay_order(len(steps), empty)):
+        for number in replay_order(len(steps), empty):
             step, placement = steps[max(number, 0)], placements[max(number, 0)]
             place = f"replay {notebook.replays}, " + ("idle" if number == IDLE else f"step {number}")
             if number != IDLE:
@@ -80,7 +80,7 @@ def _replay_all(
                 place = f"step {number}, eager between replays"
                 answers[number] = watched_eager_step(backend, runner, step, placement, notebook, place)
                 if (answer := answers[number]) is not None:
-                    notebook.observe("between replays", number, step, answer)
+                    notebook.observe("between replays", number, answer)
                 continue
             if number == IDLE:
                 static.fill_idle()
@@ -94,13 +94,13 @@ def _replay_all(
                 graph.replay()
             notebook.replays += 1
             check_promises(notebook, place, watch, cache, 0 if number == IDLE else entries_stored(step))
-            if number == IDLE or not step.q.shape[0]:
+            if number == IDLE:
                 continue
             answer = live_rows(graph.outputs[0], step.q.shape[0])
             first = answers[number]
             if first is None:
                 answers[number] = answer
-                notebook.observe(f"replay {turn}", number, step, answer, graph=True)
+                notebook.observe(place, number, answer, graph=True)
             else:
                 notebook.check_bits(place, "the same step's first replay", answer, first)
     except LegEnded:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dsv4_matrix.cases.scenario import Observation, Step
+from dsv4_matrix.cases.scenario import Observation
 from dsv4_matrix.modes.errors import BackendError, HostSyncError
 from dsv4_matrix.modes.watch import same_bits
 
@@ -19,7 +19,7 @@ class Trace:
     """One driven case.
 
     Attributes:
-        observations: what the judge compares, live rows only; none for steps without rows.
+        observations: what the judge compares, live rows only; no rows for an idle step.
         captures: graphs captured.
         replays: graph replays, idle ones included.
         violations: plain sentences; any of them fails the case, whatever the numbers say.
@@ -87,10 +87,9 @@ class Notebook:
                     f"first row {different[0]}"
                 )
 
-    def observe(self, leg: str, number: int, step: Step, answer: tuple[Tensor, Tensor], *, graph: bool = False) -> None:
-        """Keep the answer for the judge, unless the step has no rows."""
-        if step.q.shape[0]:
-            self.observations.append(Observation(leg, number, answer[0], answer[1], graph))
+    def observe(self, leg: str, number: int, answer: tuple[Tensor, Tensor], *, graph: bool = False) -> None:
+        """Keep the answer for the judge; a step without rows has an empty one."""
+        self.observations.append(Observation(leg, number, answer[0], answer[1], graph))
 
 
 class LegEnded(Exception):  # noqa: N818  (control flow, not an error)

@@ -127,17 +127,17 @@ class ToyBackend:
 
     def _check_runner(self, runner: Any) -> None:
         if runner.page_size != PAGE:
-            self._refuse(AssertionError, f"page_size must be 256, got {runner.page_size}")
+            self._refuse(AssertionError, f"the packed format hardcodes page_size=256, got {runner.page_size}")
         if runner.head_dim != 512:
-            self._refuse(AssertionError, f"head_dim must be 512, got {runner.head_dim}")
+            self._refuse(AssertionError, f"head_dim is {runner.head_dim}, must be 512")
         if runner.swa_page_size not in (128, 256):
-            self._refuse(AssertionError, f"swa_page_size must be 256 or 128, got {runner.swa_page_size}")
+            self._refuse(AssertionError, f"swa_page_size is {runner.swa_page_size}, must be 256 or 128")
         if runner.num_heads not in (16, 32, 64, 128):
-            self._refuse(ValueError, f"num_heads must be 16, 32, 64 or 128, got {runner.num_heads}")
+            self._refuse(ValueError, f"num_heads is {runner.num_heads}, must be 16, 32, 64 or 128")
         if runner.speculative_eagle_topk not in (0, 1):
-            self._refuse(AssertionError, f"MTP topk > 1 not supported, got {runner.speculative_eagle_topk}")
+            self._refuse(AssertionError, f"Topk > 1 not supported, got {runner.speculative_eagle_topk}")
         if runner.context_parallel_size != 1:
-            self._refuse(NotImplementedError, f"context parallel size must be 1, got {runner.context_parallel_size}")
+            self._refuse(NotImplementedError, f"context_parallel_size is {runner.context_parallel_size}, must be 1")
 
     # --- pools -----------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class ToyBackend:
 
     def _store(self, name: str, slots: Tensor, k: Tensor) -> None:
         if k.dtype != torch.bfloat16:
-            self._refuse(AssertionError, f"k must be bfloat16, got {k.dtype}")
+            self._refuse(TypeError, f"rows to store are {k.dtype}, must be bf16")
         pool = self.pools[name].view(-1, ENTRY)
         width = ENTRY if self.has("tail_written") else STORED
         packed = self._pack(k)[:, :width]
@@ -207,7 +207,7 @@ class ToyBackend:
             self._refuse(NotImplementedError, f"unsupported forward_mode={batch.forward_mode}: no graph bucket")
             return
         if batch.batch_size > self._max_bs:
-            self._refuse(ValueError, f"batch of {batch.batch_size} beyond the captured {self._max_bs}")
+            self._refuse(AssertionError, f"batch of {batch.batch_size} beyond the captured {self._max_bs}")
             return
         if self.has("stale_graph_buffer"):
             self._static = self._metadata(batch)
@@ -313,14 +313,14 @@ class ToyBackend:
 
     def store_compressed(self, batch: Any, compress_ratio: int, entries: Tensor) -> None:
         if compress_ratio not in (4, 128):
-            self._refuse(ValueError, f"no compressed pool for ratio {compress_ratio}")
+            self._refuse(AssertionError, f"ratio {compress_ratio} has no compressed pool")
             return
         meta = self._ready()
         self._store(f"c{compress_ratio}", meta.c4_out if compress_ratio == 4 else meta.c128_out, entries)
 
     def write_c4_selection(self, raw: Tensor) -> None:
         if raw.shape[1] != self.runner.index_topk:
-            self._refuse(ValueError, f"selection width must be index_topk={self.runner.index_topk}, got {raw.shape[1]}")
+            self._refuse(ValueError, f"selection is {raw.shape[1]} wide, must be int32 [T, {self.runner.index_topk}]")
             return
         meta, table = self._ready(), self.runner.req_to_token.long()
         raw, complete = raw.long(), self._complete(meta.lens, 4)[:, None]
@@ -396,13 +396,13 @@ class ToyBackend:
         if compress_ratio and batch.forward_mode == "draft_extend":
             self._refuse(ValueError, f"draft layer is SWA-only, got compress_ratio={compress_ratio}")
         if not isinstance(attn_sink, Tensor):
-            self._refuse(AssertionError, "attn_sink is required")
+            self._refuse(AssertionError, "attn_sink is missing")
         elif attn_sink.dtype != torch.float32:
-            self._refuse(AssertionError, f"attn_sink must be float32, got {attn_sink.dtype}")
+            self._refuse(TypeError, f"attn_sink is {attn_sink.dtype}, must be float32")
         if q.dtype != torch.bfloat16:
-            self._refuse(AssertionError, f"q must be bfloat16, got {q.dtype}")
+            self._refuse(TypeError, f"q is {q.dtype}, must be bf16")
         if q.shape[-1] != 512:
-            self._refuse(AssertionError, f"q must be 512 wide, got {q.shape[-1]}")
+            self._refuse(ValueError, f"q is {q.shape[-1]} wide, must be 512")
         self._dead = before
 
 
