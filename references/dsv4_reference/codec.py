@@ -69,8 +69,9 @@ def quantise_dequantise(k: Tensor) -> Tensor:
 def encode_e4m3(x: Tensor) -> Tensor:
     """e4m3 codes, int64 of any shape, of fp64 values: nearest, ties to even, saturating at 448; NaN is 0x7F."""
     magnitude = x.abs().clamp(max=448.0)
-    # frexp gives magnitude = m * 2^e with m in [0.5, 1), so the leading bit has weight 2^(e - 1).
+    # frexp gives m * 2^e with m in [0.5, 1), so the leading bit has weight 2^(e - 1); of zero it gives e = 0.
     exponent = (torch.frexp(magnitude).exponent.to(torch.int64) - 1).clamp(min=_MIN_NORMAL_EXPONENT)
+    exponent = torch.where(magnitude == 0, _MIN_NORMAL_EXPONENT, exponent)
     eighths = torch.ldexp(magnitude, 3 - exponent).round().nan_to_num().to(torch.int64)
     # 8 .. 15 eighths are a normal number, fewer a subnormal one, and 16 carry into the next exponent: one formula.
     code = (exponent - _MIN_NORMAL_EXPONENT) * _MANTISSA + eighths
