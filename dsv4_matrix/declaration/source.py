@@ -1,7 +1,7 @@
 """YAML bytes as nodes with places: the part that meets hostile input, so it refuses what a declaration never needs.
 
 Nodes are built from the parser's events with an explicit stack. Nothing is expanded, constructed or imported, and the
-work is bounded: by bytes before parsing, then by depth and by count. Scalars follow the YAML 1.2 core schema, decimal
+work is bounded: by bytes and line lengths before parsing, then by depth and by count. Scalars follow the YAML 1.2 core schema, decimal
 numbers only.
 """
 
@@ -16,6 +16,8 @@ from dsv4_matrix.declaration.mistakes import DeclarationError, Mistake, Mistakes
 from dsv4_matrix.declaration.model import Place
 
 MAX_BYTES = 1 << 20
+#: The parser's scan of a single token is quadratic in places (a tag of 1 MiB takes 20 seconds); tokens end with lines.
+MAX_LINE = 4096
 #: The deepest declaration, a list of lengths inside a variant of a cell, nests seven levels.
 MAX_DEPTH = 16
 #: Events of the pure-Python parser take about 20 microseconds each; this bounds a hostile file to a second or two.
@@ -90,6 +92,11 @@ def parse(data: bytes, path: str) -> Node:
         raise _refusal(place, f"the byte 0x{data[error.start]:02x}, which is not UTF-8", "UTF-8 text") from None
     if not text.strip():
         raise _refusal(Place(path, 1, 1), "an empty file", "a mapping with the key schema")
+    for number, line in enumerate(text.replace("\r", "\n").split("\n"), start=1):
+        if len(line) > MAX_LINE:
+            raise _refusal(
+                Place(path, number, MAX_LINE + 1), f"a line of {len(line)} characters", f"at most {MAX_LINE}"
+            )
     mistakes = Mistakes()
     root = _build(_events(text, path), path, mistakes)
     mistakes.raise_any()
