@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dsv4_matrix.report.result import Result
     from dsv4_matrix.report.telemetry import Telemetry
 
+FIXTURE = "matrix_case"
+
 #: pytest-timeout fails a hung test with these words; its outcome is ``timeout``, not ``error``.
 _TIMEOUT = "from pytest-timeout"
 #: Phase that xdist gives to the report of a test whose worker died.
@@ -51,8 +53,6 @@ class Controller:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if self._config.pluginmanager.has_plugin("dsession"):
             return  # under xdist this process collects nothing; its workers tell
-        from dsv4_matrix.plugin import cases_of
-
         self._plan(cases_of(session.items))
         if not self._case_of and self._context.options.explicit and not session.testsfailed:
             raise pytest.UsageError(self._nothing())
@@ -177,6 +177,16 @@ class Controller:
         node = getattr(report, "node", None)
         worker = node.gateway.id if node is not None else "main"
         self._telemetry[case_id] = Telemetry(case_id, report.duration, worker, platform.node(), message)
+
+
+def cases_of(items: list[Any]) -> list[tuple[str, str]]:
+    """``(case id, node id)`` of the collected items that run a case, in order."""
+    found = []
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and FIXTURE in callspec.params:
+            found.append((callspec.params[FIXTURE].id, item.nodeid))
+    return found
 
 
 def case_in(nodeid: str, ids: Sequence[str]) -> str | None:

@@ -73,7 +73,7 @@ def _case(case: Case, setup: Setup) -> Execution:
         backend_name=setup.backend.name,
         device=setup.machine.model,
     )
-    counts = {
+    counts: dict[str, Any] = {
         "margin": format_margin(verdict.margin),
         "captures": int(trace.captures),
         "replays": int(trace.replays),

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dsv4_matrix.context import BadInputError, Context, Options
-from dsv4_matrix.controller import Controller
+from dsv4_matrix.controller import FIXTURE, Controller
 
 if TYPE_CHECKING:
     from dsv4_matrix.declaration.model import Case
     from dsv4_matrix.execution import Execution, Setup
 
-FIXTURE = "matrix_case"
 CONTEXT = pytest.StashKey[Context]()
 CONTROLLER = pytest.StashKey[Controller]()
 
@@ -105,8 +104,8 @@ def _options(config: pytest.Config) -> Options:
 
     def path(name: str) -> Path | None:
         if value := config.getoption(name):
-            return here / value
-        return root / config.getini(name) if config.getini(name) else None
+            return here / str(value)
+        return root / str(config.getini(name)) if config.getini(name) else None
 
     require_gpu = bool(config.getoption("matrix_require_gpu") or config.getini("matrix_require_gpu"))
     names = [ini for _, ini, _, _ in _OPTIONS]
@@ -187,13 +186,3 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     from dsv4_matrix.machine import worker_count
 
     return worker_count()
-
-
-def cases_of(items: list[Any]) -> list[tuple[str, str]]:
-    """``(case id, node id)`` of the collected items that run a case, in order."""
-    found = []
-    for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec is not None and FIXTURE in callspec.params:
-            found.append((callspec.params[FIXTURE].id, item.nodeid))
-    return found

@@ -76,9 +76,9 @@ def test_what_a_factory_makes_is_checked_when_it_is_made(folder: Path) -> None:
     )
     (folder / "mine.py").write_text(source)
     backend = load_backend("mine:make", folder)
-    with pytest.raises(LoadError, match="the backend it makes .* lacks store_kv"):
+    with pytest.raises(LoadError, match=r"the backend it makes .* lacks store_kv"):
         backend.factory(None)  # type: ignore[arg-type]
-    with pytest.raises(LoadError, match="what its multi_step makes .* lacks attn_backends, step_batch"):
+    with pytest.raises(LoadError, match=r"what its multi_step makes .* lacks attn_backends, step_batch"):
         backend.factory.multi_step(None, num_steps=3)  # type: ignore[arg-type]
 
 
