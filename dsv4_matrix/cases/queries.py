@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4_matrix.cases.content import CLIP, DEVIATION, HEAD_DIM, MEAN, Bank, FloatArray
+from dsv4_matrix.cases.content import DEVIATION, HEAD_DIM, MEAN, Bank, FloatArray
 from dsv4_matrix.cases.layout import WINDOW, IntArray
 from dsv4_matrix.cases.streams import stream
 
@@ -19,7 +19,8 @@ from dsv4_matrix.cases.streams import stream
 _ROLES = np.array(list("ppfpspfp"))
 #: A peaked key's score above the other keys', for up to 128 keys; grows with their logarithm, so that its share stays.
 _BOOST = 5.5
-_FLAT_DEVIATION = 1.0
+#: Scores of a flat head deviate by about 0.8.
+_FLAT_DEVIATION = 2.0
 #: A sink head's log-sum-exp lies within this of its sink, so that the sink takes between a quarter and three quarters.
 _SINK_SPREAD = 1.0
 _ABSENT = -1
@@ -92,7 +93,7 @@ def draw_queries(
     keys = torch.cat([bank.tokens, bank.entries]).float().numpy()
     targets = _critical_keys(bank, ratio, request, positions, selection, generator)
     queries[:, peaked] = keys[_rotated(targets, len(peaked))]
-    # q = a k scores a scale |k|^2 at k and a scale |mu|^2 elsewhere; the difference is a scale 512 DEVIATION^2.
+    # q = a k scores a scale |k|^2 at k and a scale |mu|^2 elsewhere: a scale 512 DEVIATION^2 less.
     boost = _BOOST + np.log(np.maximum(seen, WINDOW) / WINDOW)
     gain = boost / (scale * HEAD_DIM * DEVIATION**2)
     queries[:, peaked] *= gain[:, None, None].astype(np.float32)
@@ -101,7 +102,7 @@ def draw_queries(
     want = np.where(sink > -100, sink, 0)[sunk] + generator.uniform(-_SINK_SPREAD, _SINK_SPREAD, (rows, len(sunk)))
     queries[:, sunk] = _away(want, np.log(seen)[:, None], scale)[..., None] * mean[:, None, :]
     queries[:, flat] = _FLAT_DEVIATION * generator.standard_normal((rows, len(flat), HEAD_DIM), dtype=np.float32)
-    return torch.from_numpy(np.clip(queries, -2 * CLIP, 2 * CLIP, out=queries)).to(torch.bfloat16)
+    return torch.from_numpy(queries).to(torch.bfloat16)
 
 
 def _away(want: FloatArray, log_count: FloatArray, scale: float) -> FloatArray:
