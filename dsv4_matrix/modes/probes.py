@@ -1,0 +1,111 @@
+"""Probes: a cell that is not covered promises a refusal, and here the backend is asked to make it good."""
+
+from __future__ import annotations
+
+import builtins
+import re
+
+from dsv4_matrix.declaration.model import Case, Matrix, Probe, State
+from dsv4_matrix.modes.bench import Bench
+from dsv4_matrix.modes.errors import BackendError
+from dsv4_matrix.modes.sites import SITES, Refused, Site
+from dsv4_matrix.modes.watch import CacheWatch
+from dsv4_matrix.protocol import BackendFactory
+
+__all__ = ["SITES", "ProbeFailed", "Site", "run_probe"]
+
+
+class ProbeFailed(AssertionError):  # noqa: N818  (reads as the outcome)
+    """The promised refusal did not happen. ``str()`` says what happened, what the declaration says, and what to edit."""
+
+
+def run_probe(case: Case, matrix: Matrix, factory: BackendFactory, device: str) -> None:
+    """Bring the backend to the probe's call site and demand its refusal.
+
+    The call must raise exactly the declared type with a matching message and change no cache byte; afterwards the
+    backend (or, where the call builds one, a newly built one) must serve a small eager decode.
+
+    Raises:
+        ProbeFailed: any of that is not so.
+        ValueError: ``case`` has no probe, or its site has no implementation.
+    """
+    if case.probe is None:
+        raise ValueError(f"{case.id}: a {case.kind} has no probe")
+    site = SITES.get(case.probe.site)
+    if site is None:
+        raise ValueError(f"{case.id}: no such probe site {case.probe.site!r}; known: {', '.join(SITES)}")
+    bench = Bench(factory, device, case.cell.ratio if case.cell else 0)
+    says = _declaration(case, matrix, case.probe)
+    try:
+        refused = site.arrange(bench)
+        cache = None if site.builds else CacheWatch(bench.backend.kv_buffers())
+    except Exception as error:
+        raise ProbeFailed(
+            f"{case.id}: the backend raised before it was brought to {site.call}.\n"
+            f"{BackendError('the preparation of the call', error)}\n{says}\n"
+            "Fix the backend: only the call itself may refuse."
+        ) from error
+    _demand_refusal(case, case.probe, site, refused, says)
+    if cache is not None and (changed := cache.changed()):
+        raise ProbeFailed(
+            f"{case.id}: {site.call} refused, but {changed} cache bytes had changed by then.\n{says}\n"
+            "Fix the backend: refuse before anything is written."
+        )
+    _demand_service(case, bench, site, says)
+
+
+def _demand_refusal(case: Case, probe: Probe, site: Site, refused: Refused, says: str) -> None:
+    expected = getattr(builtins, probe.raises)
+    try:
+        refused()
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+        if type(error) is not expected:
+            raise ProbeFailed(
+                f"{case.id}: {site.call} raised another type.\ngot      {found}\n{says}\n"
+                f"{BackendError(site.call, error)}\n"
+                f"If the new type is right, edit `raises` of the probe; otherwise raise {probe.raises} in the backend."
+            ) from error
+        if not re.search(probe.match, str(error)):
+            raise ProbeFailed(
+                f"{case.id}: {site.call} raised {probe.raises} with another message.\ngot      {found}\n{says}\n"
+                "If the call still refuses for the declared reason, edit `match` of the probe; if not, the reason no "
+                "longer holds."
+            ) from error
+        return
+    raise ProbeFailed(f"{case.id}: {site.call} went through; a refusal was due.\n{says}\n{_advice(case)}")
+
+
+def _demand_service(case: Case, bench: Bench, site: Site, says: str) -> None:
+    try:
+        wrong = bench.serve(bench.backend)
+    except Exception as error:
+        wrong = str(BackendError("a small eager decode", error))
+    if wrong:
+        raise ProbeFailed(
+            f"{case.id}: {site.call} refused, but afterwards an eager decode gave: {wrong}\n{says}\n"
+            "Fix the backend: a refusal must leave it usable."
+        )
+
+
+def _declaration(case: Case, matrix: Matrix, probe: Probe) -> str:
+    """What the declaration says, and where."""
+    if case.cell is None:
+        where, state = f"{matrix.path}, refusals: {case.id.removeprefix('refusal-')}", "refused"
+    else:
+        where, state = str(case.cell.place or matrix.path), f"{case.cell.id} is {case.cell.state}"
+    return f"declared {state}: {case.reason} ({where})\nexpected {probe.raises} matching {probe.match!r}"
+
+
+def _advice(case: Case) -> str:
+    if case.cell is not None and case.cell.state is State.DEFERRED:
+        return (
+            f"The cell works now: promote it. Set `state: covered` for {case.cell.id}, remove `reason` and `probe`, "
+            "and declare `variants`."
+        )
+    if case.cell is not None:
+        return (
+            f"Either the backend lost its guard: restore it; or {case.cell.id} is possible now: set its state to "
+            "`covered` with `variants`, or to `deferred`."
+        )
+    return "Either the backend lost its guard: restore it; or the limit is gone: remove the entry from `refusals`."

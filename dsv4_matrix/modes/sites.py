@@ -1,0 +1,155 @@
+"""The call sites of probes: each brings a backend to where a refusal is due, and returns the call that must refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from dsv4_matrix.modes.bench import Bench
+from dsv4_matrix.protocol import ForwardBatch, ForwardMode
+
+Refused = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A call site.
+
+    Attributes:
+        call: what is called, for messages.
+        arrange: makes everything that comes before the call, which must succeed, and returns the call.
+        builds: the call is the backend's own construction, so that there is no backend before it.
+    """
+
+    call: str
+    arrange: Callable[[Bench], Refused]
+    builds: bool = False
+
+
+def _built_with(bench: Bench, **changed: object) -> Refused:
+    runner = bench.with_runner(**changed)
+    return lambda: bench.factory(runner)
+
+
+def _multi_step(bench: Bench, num_steps: int) -> Refused:
+    runner, ratio = bench.runner, bench.ratio
+    return lambda: bench.factory.multi_step(runner, num_steps=num_steps, compress_ratio=ratio)
+
+
+def _out_graph_extend(bench: Bench, *, in_capture: bool) -> Refused:
+    backend, batch = bench.backend, bench.batch(ForwardMode.EXTEND, rows=2)
+    backend.init_cuda_graph_state(batch.batch_size, len(batch.positions))
+    return lambda: backend.init_forward_metadata_out_graph(batch, in_capture=in_capture)
+
+
+def _attend(bench: Bench, batch: ForwardBatch, ratio: int, **changed: object) -> Refused:
+    rows = len(batch.positions)
+    q, sink = changed.get("q", bench.query(rows)), changed.get("sink", bench.sink)
+    return lambda: bench.backend.forward(q, batch, ratio, sink)  # type: ignore[arg-type]
+
+
+def _draft_extend(bench: Bench) -> Refused:
+    batch = bench.batch(ForwardMode.DRAFT_EXTEND, rows=2)
+    bench.backend.init_forward_metadata(batch)
+    return _attend(bench, batch, bench.ratio)
+
+
+def _captured_draft_extend(bench: Bench) -> Refused:
+    backend, batch = bench.backend, bench.batch(ForwardMode.DRAFT_EXTEND, rows=2)
+    backend.init_cuda_graph_state(batch.batch_size, len(batch.positions))
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    backend.init_forward_metadata_in_graph(batch)
+    return _attend(bench, batch, bench.ratio)
+
+
+def _decode(bench: Bench, ratio: int = 0, **changed: object) -> Refused:
+    batch = bench.batch(ForwardMode.DECODE)
+    bench.backend.init_forward_metadata(batch)
+    return _attend(bench, batch, ratio, **changed)
+
+
+def _unsupported_mode(bench: Bench) -> Refused:
+    batch = bench.batch(ForwardMode.SPLIT_PREFILL, rows=2)
+    return lambda: bench.backend.init_forward_metadata(batch)
+
+
+def _beyond_capture(bench: Bench) -> Refused:
+    backend, captured = bench.backend, bench.batch(ForwardMode.DECODE)
+    backend.init_cuda_graph_state(captured.batch_size, captured.batch_size)
+    backend.init_forward_metadata_out_graph(captured, in_capture=True)
+    backend.init_forward_metadata_in_graph(captured)
+    backend.on_after_cuda_graph_warmup()
+    larger = bench.batch(ForwardMode.DECODE, requests=captured.batch_size + 1)
+    return lambda: backend.init_forward_metadata_out_graph(larger)
+
+
+def _store(bench: Bench) -> Refused:
+    batch = bench.batch(ForwardMode.DECODE)
+    bench.backend.init_forward_metadata(batch)
+    rows = bench.rows(batch.batch_size, 512, dtype=torch.float32)
+    return lambda: bench.backend.store_kv(batch, rows)
+
+
+def _selection(bench: Bench) -> Refused:
+    batch = bench.batch(ForwardMode.DECODE)
+    bench.backend.init_forward_metadata(batch)
+    raw = torch.full((batch.batch_size, bench.runner.index_topk // 2), -1, dtype=torch.int32, device=bench.device)
+    return lambda: bench.backend.write_c4_selection(raw)
+
+
+def _extra_pool(bench: Bench) -> Refused:
+    batch = bench.batch(ForwardMode.DECODE)
+    bench.backend.init_forward_metadata(batch)
+    return lambda: bench.backend.store_compressed(batch, 0, bench.rows(batch.batch_size, 512))
+
+
+#: By the name that matrix.yaml uses; ``dsv4_matrix.declaration.sites`` lists the same names without torch.
+SITES: Mapping[str, Site] = MappingProxyType(
+    {
+        "capture-extend": Site(
+            "init_forward_metadata_out_graph(EXTEND, in_capture=True)", lambda b: _out_graph_extend(b, in_capture=True)
+        ),
+        "replay-extend": Site(
+            "init_forward_metadata_out_graph(EXTEND)", lambda b: _out_graph_extend(b, in_capture=False)
+        ),
+        "draft-extend-compressed": Site("forward(compress_ratio) of a DRAFT_EXTEND batch", _draft_extend),
+        "capture-draft-extend-compressed": Site(
+            "forward(compress_ratio) of a captured DRAFT_EXTEND batch", _captured_draft_extend
+        ),
+        "tree-verify": Site(
+            "the backend with speculative_eagle_topk=2", lambda b: _built_with(b, speculative_eagle_topk=2), True
+        ),
+        "multi-token-prediction-tree": Site(
+            "the backend with speculative_eagle_topk=4",
+            lambda b: _built_with(b, speculative_eagle_topk=4, speculative_num_draft_tokens=8),
+            True,
+        ),
+        "draft-runner-compressed": Site(
+            "multi_step(num_steps=3, compress_ratio)", lambda b: _multi_step(b, num_steps=3), True
+        ),
+        # A draft-extend runner makes one forward, as a chain of two steps does.
+        "draft-extend-runner-compressed": Site(
+            "multi_step(num_steps=2, compress_ratio)", lambda b: _multi_step(b, num_steps=2), True
+        ),
+        "page-size": Site("the backend with page_size=64", lambda b: _built_with(b, page_size=64), True),
+        "head-dim": Site("the backend with head_dim=576", lambda b: _built_with(b, head_dim=576), True),
+        "swa-page-size": Site("the backend with swa_page_size=64", lambda b: _built_with(b, swa_page_size=64), True),
+        "num-heads": Site("the backend with num_heads=24", lambda b: _built_with(b, num_heads=24), True),
+        "context-parallel": Site(
+            "the backend with context_parallel_size=2", lambda b: _built_with(b, context_parallel_size=2), True
+        ),
+        "unknown-ratio": Site("forward(compress_ratio=2)", lambda b: _decode(b, ratio=2)),
+        "unsupported-forward-mode": Site("init_forward_metadata(SPLIT_PREFILL)", _unsupported_mode),
+        "graph-beyond-capture": Site("init_forward_metadata_out_graph of a larger batch", _beyond_capture),
+        "attn-sink-missing": Site("forward(attn_sink=None)", lambda b: _decode(b, sink=None)),
+        "sink-dtype": Site("forward(attn_sink bf16)", lambda b: _decode(b, sink=b.sink.to(torch.bfloat16))),
+        "q-dtype": Site("forward(q fp16)", lambda b: _decode(b, q=b.query(2, dtype=torch.float16))),
+        "q-width": Site("forward(q 576 wide)", lambda b: _decode(b, q=b.query(2, width=576))),
+        "k-dtype": Site("store_kv(k fp32)", _store),
+        "selection-width": Site("write_c4_selection of half the width", _selection),
+        "extra-pool-of-ratio-0": Site("store_compressed(compress_ratio=0)", _extra_pool),
+    }
+)
