@@ -37,17 +37,31 @@ class KeyList:
     def packed(self) -> bool:
         return self.keys.dtype != torch.bfloat16
 
-    def addressing(self) -> tuple[torch.Tensor, int, int, int]:
-        """Base tensor, entries a page, stride (bytes between pages, or elements between bf16 rows), slots."""
-        if not self.packed:
-            return self.keys, 1, self.keys.stride(0), min(self.keys.shape[0], 2**31 - 1)
-        pages, page = self.keys.shape[:2]
-        return self.keys, page, self.keys.stride(0), min(pages * page, 2**31 - 1)
+    def addressing(self) -> tuple[torch.Tensor, int, int, int, int, int]:
+        """Base tensor, entries a page and their divider, stride (bytes a page, or elements a bf16 row), slots."""
+        entries = self.keys.shape[1] if self.packed else 1
+        slots = min(self.keys.shape[0] * entries, 2**31 - 1)
+        return self.keys, entries, *divider(entries), self.keys.stride(0), slots
 
     def aligned(self) -> bool:
-        """Whether every row starts on 16 bytes, so that it is fetched in 16-byte pieces; otherwise in smaller ones."""
-        size = self.keys.element_size()
-        return self.keys.data_ptr() % 16 == 0 and (self.keys.stride(0) * size) % 16 == 0
+        """Whether every key starts on 16 bytes, so that it is fetched in 16-byte pieces; otherwise in smaller ones."""
+        return on_16_bytes(self.keys, 1)
+
+
+def divider(d: int) -> tuple[int, int]:
+    """``(magic, shift)`` with ``n // d == (n * magic) >> shift`` for every n in [0, 2**31) and d in [1, 2**31).
+
+    magic * d exceeds 2**shift by less than d <= 2**(shift - 31), so the error of the quotient stays below 1 / d; the
+    product stays below 2**63 (Granlund and Montgomery, Division by Invariant Integers using Multiplication, 1994).
+    """
+    shift = 31 + (d - 1).bit_length()
+    return -(-(1 << shift) // d), shift
+
+
+def on_16_bytes(x: torch.Tensor, dims: int) -> bool:
+    """Whether the address and the strides of the leading ``dims`` dimensions are multiples of 16 bytes."""
+    size = x.element_size()
+    return x.data_ptr() % 16 == 0 and all(stride * size % 16 == 0 for stride in x.stride()[:dims])
 
 
 def describe(x: object) -> str:

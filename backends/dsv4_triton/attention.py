@@ -17,6 +17,7 @@ from dsv4_triton.arguments import (
     check_q,
     check_sink,
     describe,
+    on_16_bytes,
 )
 from dsv4_triton.attention_kernel import attend, combine
 from dsv4_triton.geometry import HEAD_DIM
@@ -81,15 +82,14 @@ def _attend_rows(
     extra_lengths = lengths if other.lengths is None else other.lengths
     extra_width = 0 if extra is None else extra.width
     sinks = lse if sink is None else sink
-    block_h = min(target.block_h, max(16, heads))
     out_at = (out, *out.stride()[:3], lse, *lse.stride(), sinks)
-    attend[(count * triton.cdiv(heads, block_h), splits)](
+    attend[(count * triton.cdiv(heads, target.block_h), splits)](
         q, *q.stride()[:3], *out_at, scale * LOG2E, seq, heads, first,
         *main.addressing(), main.indices, *main.indices.stride(), lengths, main.width,
         *other.addressing(), other.indices, *other.indices.stride(), extra_lengths, extra_width,
         given, partial, splits,
-        PACKED=main.packed, ALIGNED=main.aligned() and other.aligned(), ASM=target.packed_decode,
-        BLOCK_H=block_h, BLOCK_N=target.block_n, SPLIT_BLOCKS=split_blocks, PARTS=target.parts,
+        PACKED=main.packed, ALIGNED=main.aligned() and other.aligned() and on_16_bytes(q, 3) and on_16_bytes(out, 3), ASM=target.packed_decode,
+        BLOCK_H=target.block_h, BLOCK_N=target.block_n, SPLIT_BLOCKS=split_blocks, PARTS=target.parts,
         num_warps=target.num_warps, num_stages=target.num_stages, enable_fp_fusion=True,
     )  # fmt: skip
     if splits > 1:

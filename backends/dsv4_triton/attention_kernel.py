@@ -33,6 +33,18 @@ from dsv4_triton.numerics import (
 )
 
 
+@triton.constexpr_function
+def part_width(parts, j):
+    """Columns of part ``j`` when the 512 columns are worked on in ``parts`` parts."""
+    return 512 if parts == 1 else (256, 128, 64, 64)[j]
+
+
+@triton.constexpr_function
+def part_start(parts, j):
+    """First column of part ``j``."""
+    return 0 if parts == 1 else (0, 256, 384, 448)[j]
+
+
 @triton.jit
 def operand(x):
     """A tile as the matrix product takes it: bf16, or fp32 where the interpreter cannot compute in bf16."""
@@ -56,7 +68,7 @@ def _load_bf16(pointers, mask):
 @triton.jit
 def _load_parts(rows, mask, PARTS: tl.constexpr):
     """512 bf16 columns of rows (pointers ``[N, 1]``) as a tuple of operands, one a part."""
-    if len(PARTS) == 1:
+    if PARTS == 1:
         parts = (_load_bf16(rows + tl.arange(0, 512)[None, :], mask),)
     else:
         parts = (
@@ -98,7 +110,7 @@ def _load_packed(rows, scales, valid, BLOCK_N: tl.constexpr, ASM: tl.constexpr, 
 
     Interpreted, an operation costs the same for 64 columns as for 512, so all columns are one part there.
     """
-    if len(PARTS) == 1:
+    if PARTS == 1:
         column = tl.arange(0, 512)[None, :]
         nope = valid[:, None] & (column < 448)
         code = tl.load(rows[:, None] + column, mask=nope, other=0)
@@ -123,8 +135,8 @@ def _load_packed(rows, scales, valid, BLOCK_N: tl.constexpr, ASM: tl.constexpr, 
 @triton.jit
 def _step(
     i, main_blocks, length, extra_length, index, extra_index, index_stride, extra_index_stride,
-    cache, extra_cache, page, extra_page, stride, extra_stride, capacity, extra_capacity,
-    query, scale, top, total, acc,
+    cache, extra_cache, page, extra_page, magic, extra_magic, shift, extra_shift,
+    stride, extra_stride, capacity, extra_capacity, query, scale, top, total, acc,
     PACKED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_N: tl.constexpr, ASM: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """One block of keys: fetch, decode, scores, online softmax, accumulate. Both lists take one path by selects."""
@@ -132,24 +144,25 @@ def _step(
     key = tl.where(main, i, i - main_blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
     pointers = tl.where(main, index, extra_index) + key * tl.where(main, index_stride, extra_index_stride)
     slot = tl.load(pointers, mask=key < tl.where(main, length, extra_length), other=-1)
-    valid = (slot >= 0) & (slot < tl.where(main, capacity, extra_capacity))
-    slot = tl.where(valid, slot, 0)
+    # unsigned, so that negative indices exceed every capacity; addresses of invalid slots are formed but never read
+    valid = slot.to(tl.uint32, bitcast=True) < tl.where(main, capacity, extra_capacity).to(tl.uint32)
     base = tl.where(main, cache, extra_cache)
     row_stride = tl.where(main, stride, extra_stride).to(tl.int64)
     if ALIGNED:
         row_stride = tl.multiple_of(row_stride, 16)
     if PACKED:
         entries = tl.where(main, page, extra_page)
-        at_page = slot // entries
-        entry = slot - at_page * entries
-        start = at_page.to(tl.int64) * row_stride
+        # slot // entries, by the constants of ``arguments.divider``: a division would cost more than a key's decode
+        at_page = (slot.to(tl.int64) * tl.where(main, magic, extra_magic)) >> tl.where(main, shift, extra_shift)
+        start = at_page * row_stride
+        entry = slot - at_page.to(tl.int32) * entries
         scales = base + (start + (entries * 576 + entry * 8))
         keys = _load_packed(base + (start + entry * 576), scales, valid, BLOCK_N, ASM, PARTS)
     else:
         keys = _load_parts((base + slot.to(tl.int64) * row_stride)[:, None], valid[:, None], PARTS)
 
     s = tl.dot(query[0], tl.trans(keys[0]))
-    for j in tl.static_range(1, len(PARTS)):
+    for j in tl.static_range(1, PARTS):
         s = tl.dot(query[j], tl.trans(keys[j]), s)
     s = tl.where(valid[None, :], s * scale, float("-inf"))
     new_top = tl.maximum(top, tl.max(s, axis=1))
@@ -159,15 +172,9 @@ def _step(
     total = total * keep + tl.sum(p, axis=1)
     p = operand(p)
     sums = (tl.dot(p, keys[0], acc[0] * keep[:, None]),)
-    for j in tl.static_range(1, len(PARTS)):
+    for j in tl.static_range(1, PARTS):
         sums = sums + (tl.dot(p, keys[j], acc[j] * keep[:, None]),)
     return new_top, total, sums
-
-
-@triton.constexpr_function
-def _offset(parts, j):
-    """First column of part ``j``."""
-    return sum(parts[:j])
 
 
 @triton.jit
@@ -201,13 +208,13 @@ def normaliser(top, total, sink):
 
 @triton.jit(do_not_specialize=[
     "seq", "heads", "q_b", "q_s", "q_h", "o_b", "o_s", "o_h", "l_b", "l_s", "l_h", "i_b", "i_s", "i_k", "e_b", "e_s",
-    "e_k", "width", "extra_width", "given", "page", "extra_page", "stride", "extra_stride", "capacity",
+    "e_k", "width", "extra_width", "given", "page", "extra_page", "magic", "extra_magic", "shift", "extra_shift", "stride", "extra_stride", "capacity",
     "extra_capacity", "first_row", "partial_splits",
 ])  # fmt: skip
 def attend(
     q, q_b, q_s, q_h, out, o_b, o_s, o_h, lse, l_b, l_s, l_h, sink, scale, seq, heads, first_row,
-    cache, page, stride, capacity, index, i_b, i_s, i_k, lengths, width,
-    extra_cache, extra_page, extra_stride, extra_capacity, extra_index, e_b, e_s, e_k, extra_lengths, extra_width,
+    cache, page, magic, shift, stride, capacity, index, i_b, i_s, i_k, lengths, width,
+    extra_cache, extra_page, extra_magic, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, e_k, extra_lengths, extra_width,
     given, partial, partial_splits,
     PACKED: tl.constexpr, ALIGNED: tl.constexpr, ASM: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT_BLOCKS: tl.constexpr, PARTS: tl.constexpr,
@@ -228,15 +235,17 @@ def attend(
     h = (tl.program_id(0) % head_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
     real = h < heads
     mask = real[:, None]
-    q_row = (q + b * q_b + s * q_s) + h.to(tl.int64)[:, None] * q_h
-    query = _load_parts(q_row, mask, PARTS)
+    q_row = b * q_b + s * q_s + h.to(tl.int64) * q_h
+    if ALIGNED:
+        q_row = tl.multiple_of(q_row, 8)
+    query = _load_parts((q + q_row)[:, None], mask, PARTS)
     index_row = index + b * i_b + s * i_s
     extra_index_row = extra_index + b * e_b + s * e_s
     top = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
-    acc = (tl.zeros([BLOCK_H, PARTS[0]], tl.float32),)
-    for j in tl.static_range(1, len(PARTS)):
-        acc = acc + (tl.zeros([BLOCK_H, PARTS[j]], tl.float32),)
+    acc = (tl.zeros([BLOCK_H, part_width(PARTS, 0)], tl.float32),)
+    for j in tl.static_range(1, PARTS):
+        acc = acc + (tl.zeros([BLOCK_H, part_width(PARTS, j)], tl.float32),)
     first = split * SPLIT_BLOCKS
     last = tl.minimum(first + SPLIT_BLOCKS, blocks)
     if INTERPRETED:  # range() over a loaded bound fails there with triton 3.6 and numpy >= 2.4
@@ -244,7 +253,8 @@ def attend(
         while i < last:
             top, total, acc = _step(
                 i, main_blocks, length, extra_length, index_row, extra_index_row, i_k, e_k, cache, extra_cache,
-                page, extra_page, stride, extra_stride, capacity, extra_capacity, query, scale, top, total, acc,
+                page, extra_page, magic, extra_magic, shift, extra_shift, stride, extra_stride, capacity, extra_capacity,
+                query, scale, top, total, acc,
                 PACKED, ALIGNED, BLOCK_N, ASM, PARTS,
             )  # fmt: skip
             i += 1
@@ -252,7 +262,8 @@ def attend(
         for i in range(first, last):
             top, total, acc = _step(
                 i, main_blocks, length, extra_length, index_row, extra_index_row, i_k, e_k, cache, extra_cache,
-                page, extra_page, stride, extra_stride, capacity, extra_capacity, query, scale, top, total, acc,
+                page, extra_page, magic, extra_magic, shift, extra_shift, stride, extra_stride, capacity, extra_capacity,
+                query, scale, top, total, acc,
                 PACKED, ALIGNED, BLOCK_N, ASM, PARTS,
             )  # fmt: skip
 
@@ -260,17 +271,19 @@ def attend(
         sinks = tl.load(sink + h, mask=real & ((given & 4) != 0), other=float("-inf"))
         factor, row_lse = normaliser(top, total, sinks)
         tl.store(lse + b * l_b + s * l_s + h * l_h, row_lse, mask=real)
-        to = (out + b * o_b + s * o_s) + h.to(tl.int64)[:, None] * o_h
-        for j in tl.static_range(len(PARTS)):
-            column = _offset(PARTS, j) + tl.arange(0, PARTS[j])
-            tl.store(to + column[None, :], fp32_to_bf16(acc[j] * factor[:, None]), mask=mask)
+        out_row = b * o_b + s * o_s + h.to(tl.int64) * o_h
+        if ALIGNED:
+            out_row = tl.multiple_of(out_row, 8)
+        for j in tl.static_range(PARTS):
+            column = part_start(PARTS, j) + tl.arange(0, part_width(PARTS, j))
+            tl.store((out + out_row)[:, None] + column[None, :], fp32_to_bf16(acc[j] * factor[:, None]), mask=mask)
     else:  # partial: [rows, splits, heads, 516], an accumulator, then maximum and sum (two words of padding)
-        to = partial + ((local.to(tl.int64) * partial_splits + split) * heads + h) * 516
-        tl.store(to + 512, top, mask=real)
-        tl.store(to + 513, total, mask=real)
-        for j in tl.static_range(len(PARTS)):
-            column = _offset(PARTS, j) + tl.arange(0, PARTS[j])
-            tl.store(to[:, None] + column[None, :], acc[j], mask=mask)
+        left = partial + ((local.to(tl.int64) * partial_splits + split) * heads + h) * 516
+        tl.store(left + 512, top, mask=real)
+        tl.store(left + 513, total, mask=real)
+        for j in tl.static_range(PARTS):
+            column = part_start(PARTS, j) + tl.arange(0, part_width(PARTS, j))
+            tl.store(left[:, None] + column[None, :], acc[j], mask=mask)
 
 
 @triton.jit(do_not_specialize=[

@@ -27,7 +27,7 @@ class Target:
         packed_decode: whether e4m3 is decoded in packed PTX (sm_80 and later) or by the portable twin.
         hardware_fp8: whether fp32 -> e4m3 is one instruction (sm_89 and later).
         store_rows: rows a program of the store and unpack kernels.
-        parts: widths that the 512 columns are worked on in.
+        parts: how many parts the 512 columns are worked on in, 4 or 1.
     """
 
     name: str
@@ -39,18 +39,18 @@ class Target:
     packed_decode: bool
     hardware_fp8: bool
     store_rows: int
-    parts: tuple[int, ...] = (256, 128, 64, 64)
+    parts: int = 4
 
 
 KIB = 1024
 TARGETS = {
     "sm80": Target("sm80", 163 * KIB, 32, 32, 8, 1, True, False, 8),
     "sm89": Target("sm89", 99 * KIB, 32, 32, 8, 1, True, True, 8),
-    "sm90": Target("sm90", 227 * KIB, 64, 64, 8, 1, True, True, 8),
-    "sm100": Target("sm100", 227 * KIB, 64, 64, 8, 1, True, True, 8),
+    "sm90": Target("sm90", 227 * KIB, 64, 64, 8, 2, True, True, 8),
+    "sm100": Target("sm100", 227 * KIB, 32, 64, 8, 1, True, True, 8),
     "sm120": Target("sm120", 99 * KIB, 32, 32, 8, 1, True, True, 8),
     "gfx950": Target("gfx950", 160 * KIB, 32, 32, 8, 1, False, False, 8),
-    "interpreter": Target("interpreter", 0, 64, 64, 1, 1, False, False, 64, (512,)),
+    "interpreter": Target("interpreter", 0, 64, 64, 1, 1, False, False, 64, 1),
 }
 
 

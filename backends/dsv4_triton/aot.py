@@ -1,0 +1,157 @@
+"""Compile every kernel for any target on a machine without a GPU, and say what the result needs.
+
+``python -m dsv4_triton.aot sm90 attend_packed ...`` prints one JSON object a line; without names it takes every kernel.
+It has to be a process of its own (``compile_in_subprocess``): an interpreted process holds no compilable kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dsv4_triton import COMPILE_ONLY
+from dsv4_triton.target import TARGETS, Target
+
+ATTENTION_POINTERS = {
+    "q": "*bf16", "out": "*bf16", "lse": "*fp32", "sink": "*fp32", "scale": "fp32", "index": "*i32", "lengths": "*i32",
+    "extra_index": "*i32", "extra_lengths": "*i32", "partial": "*fp32", "cache": "*u8", "extra_cache": "*u8",
+}  # fmt: skip
+STORE_POINTERS = {"k": "*i16", "loc": "*i64", "mapping": "*i64", "pool": "*u8", "slots": "*i64", "out": "*bf16"}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel compiled for one target.
+
+    Attributes:
+        kernel, target: names.
+        shared: bytes of shared memory, to be held against ``shared_limit``.
+        matrix_instruction: ``wgmma``, ``tcgen05``, ``mma`` or ``mfma``; empty if there is none.
+        registers, spill_bytes: from ptxas, a thread; None for targets without one.
+    """
+
+    kernel: str
+    target: str
+    shared: int
+    shared_limit: int
+    matrix_instruction: str
+    registers: int | None
+    spill_bytes: int | None
+
+
+def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
+    """Kernel, argument types, constexprs and launch options by variant name."""
+    from dsv4_triton import attention, attention_kernel, store
+
+    split = attention.SPLIT_KEYS // target.block_n
+    tiles = {"BLOCK_N": target.block_n, "SPLIT_BLOCKS": split}
+    attend = {"ASM": target.packed_decode, "BLOCK_H": target.block_h, "PARTS": target.parts, **tiles}
+    launch = {"num_warps": target.num_warps, "num_stages": target.num_stages}
+    bf16 = {**ATTENTION_POINTERS, "cache": "*bf16", "extra_cache": "*bf16"}
+    rows = {"ROWS": target.store_rows}
+    mapped = {**rows, "HARDWARE": target.hardware_fp8}
+    k = attention_kernel
+    return {
+        "attend_packed": (k.attend, ATTENTION_POINTERS, {**attend, "PACKED": True, "ALIGNED": True}, launch),
+        "attend_unaligned": (k.attend, ATTENTION_POINTERS, {**attend, "PACKED": True, "ALIGNED": False}, launch),
+        "attend_bf16": (k.attend, bf16, {**attend, "PACKED": False, "ALIGNED": True}, launch),
+        "combine": (k.combine, ATTENTION_POINTERS, {**tiles, "HEADS": attention.COMBINE_HEADS}, {"num_warps": 4}),
+        "store": (store._pack_and_store, STORE_POINTERS, {**mapped, "MAPPED": False}, {"num_warps": 4}),
+        "store_mapped": (store._pack_and_store, STORE_POINTERS, {**mapped, "MAPPED": True}, {"num_warps": 4}),
+        "unpack": (store._unpack, STORE_POINTERS, rows, {"num_warps": 4}),
+    }
+
+
+def _gpu_target(name: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    return GPUTarget("hip", name, 64) if name.startswith("gfx") else GPUTarget("cuda", int(name[2:]), 32)
+
+
+def compile_kernel(name: str, target: Target, **launch: int) -> tuple[Compiled, Any]:
+    """Compile one variant; ``launch`` overrides its launch options. Returns what it needs, and Triton's own object."""
+    import triton
+    from triton.compiler import ASTSource
+
+    kernel, types, constexprs, options = variants(target)[name]
+    special = {"magic": "i64", "extra_magic": "i64"}
+    signature = {a: "constexpr" if a in constexprs else types.get(a, special.get(a, "i32")) for a in kernel.arg_names}
+    attrs = {
+        (i,): [["tt.divisibility", 16]]
+        for i, a in enumerate(kernel.arg_names)
+        if signature[a].startswith("*") or a in ("k_stride", "out_stride")
+    }
+    gpu = _gpu_target(target.name)
+    compiled = triton.compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs),
+        target=gpu,
+        options={**options, "enable_fp_fusion": True, **launch},
+    )
+    registers = spills = None
+    code = compiled.asm.get("ptx") or compiled.asm.get("amdgcn", "")
+    if "ptx" in compiled.asm:
+        registers, spills = _ptxas(code)
+    found = [x for x in ("wgmma", "tcgen05.mma", "mfma", "mma.sync") if x in code]
+    return (
+        Compiled(
+            name,
+            target.name,
+            compiled.metadata.shared,
+            target.shared_limit,
+            found[0] if found else "",
+            registers,
+            spills,
+        ),
+        compiled,
+    )
+
+
+def _ptxas(ptx: str) -> tuple[int, int]:
+    """Registers and spilled bytes a thread, as the assembler of the Triton wheel reports them."""
+    from triton import knobs
+
+    arch = re.search(r"\.target (sm_\w+)", ptx).group(1)  # type: ignore[union-attr]
+    tool = knobs.nvidia.ptxas_blackwell if int(re.sub(r"\D", "", arch)) >= 100 else knobs.nvidia.ptxas
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        log = subprocess.run(
+            [tool.path, "-v", f"--gpu-name={arch}", str(source), "-o", str(Path(folder) / "kernel.cubin")],
+            check=True, capture_output=True, text=True,
+        ).stderr  # fmt: skip
+    registers = re.search(r"Used (\d+) registers", log)
+    spills = re.search(r"(\d+) bytes spill stores", log)
+    if registers is None or spills is None:
+        raise RuntimeError(f"ptxas printed neither registers nor spills:\n{log}")
+    return int(registers.group(1)), int(spills.group(1))
+
+
+def compile_in_subprocess(target: str, *names: str) -> list[Compiled]:
+    """Compile variants in a fresh process without interpreter and GPU; all variants if none are named.
+
+    Raises RuntimeError with the compiler's output if one does not compile.
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {COMPILE_ONLY: "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "dsv4_triton.aot", target, *names], env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"compiling {names or 'all kernels'} for {target} failed:\n{done.stderr[-4000:]}")
+    return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def main(arguments: list[str]) -> None:
+    target = TARGETS[arguments[0]]
+    for name in arguments[1:] or variants(target):
+        print(json.dumps(asdict(compile_kernel(name, target)[0])), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
