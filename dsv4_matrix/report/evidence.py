@@ -69,7 +69,7 @@ def _row(report: Report, current: str) -> list[str]:
         _share(cases),
         _share(others),
         worst_margin(cases),
-        f"{sum(r.captures for r in cases)} captured, {sum(r.replays for r in cases)} replays",
+        f"{sum(r.captures for r in cases)} captured, {sum(r.replays for r in cases)} replayed",
         current,
     ]
 

@@ -35,7 +35,7 @@ def cell_text(cell: Cell, results: Sequence[Result], graphs: bool = False) -> st
         if outcome is not Outcome.PASSED and (count := counts[outcome])
     ]
     if graphs and (captures := sum(result.captures for result in cases)):
-        others.append(f"{captures} captures, {sum(result.replays for result in cases)} replays")
+        others.append(f"{captures} captured, {sum(result.replays for result in cases)} replayed")
     return ", ".join([text, *others])
 
 

@@ -87,6 +87,9 @@ def execute(case, setup):
         return Execution(result(Outcome.FAILED, "worst row 3", "7.5"), f"case {case.id}\\nworst row 3: got 1, want 2")
     if "raise" in case.id:
         raise RuntimeError("broken harness at /some/where/file.py")
+    if "touch" in case.id:
+        with open(__file__, "a") as source:
+            source.write("# changed under way")
     return Execution(result(Outcome.PASSED), "")
 
 

@@ -1,0 +1,141 @@
+"""``run_matrix`` from an empty folder: exit status, what is printed, and when evidence is recorded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsv4_matrix.report import canonical
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(project: pytest.Pytester, tmp_path: Path) -> Run:
+    """Call ``run_matrix(**arguments)`` in a fresh interpreter, where the stubs stand in for a real matrix."""
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    (stubs / "stub.py").write_text((project.path / "stub.py").read_text())
+    (stubs / "sitecustomize.py").write_text("import stub\n")  # in xdist's workers as well
+    empty = tmp_path / "empty"
+    empty.mkdir()
+
+    def call(variants: str = "good-a,good-b", environment: dict[str, str] | None = None, **arguments: object):
+        given = {"backend": "stub:Backend", "reference": "stub:reference", "workers": "0", **arguments}
+        code = f"import sys; from dsv4_matrix.session import run_matrix; sys.exit(run_matrix(**{given!r}))"
+        variables = {**os.environ, "PYTHONPATH": str(stubs), "STUB_VARIANTS": variants, **(environment or {})}
+        return subprocess.run(
+            [sys.executable, "-c", code], cwd=empty, env=variables, capture_output=True, text=True, timeout=120
+        )
+
+    return call
+
+
+def test_a_good_run_ends_with_the_matrix(run: Run) -> None:
+    done = run()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == (
+        "4 cases, backend stub:Backend, CPU interpreter, torch 2.13.0, triton 3.7.1, one process"
+    )
+    assert done.stdout.endswith(
+        "mode      ratio 0    ratio 4\n"
+        "--------  ---------  --------------\n"
+        "Eager     2/2 0.50   0/1, 1 not run\n"
+        "DE eager  deferred   not-applicable\n"
+        "\n"
+        "4 of 4 selected cases passed\n"
+    )
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_what_fell_short_stands_above_the_table(run: Run, workers: str) -> None:
+    done = run("good,bad,raise", workers=workers)
+    assert done.returncode == 1
+    failed, errors, table = (
+        done.stdout.index(text)
+        for text in ("case r0-eager-bad\nworst row 3", "RuntimeError: broken", "mode      ratio 0")
+    )
+    assert failed < errors < table
+    assert "1/3 7.5, 1 failed, 1 error" in done.stdout
+    assert "3 of 5 selected cases passed" in done.stdout
+
+
+def test_progress_is_shown(run: Run) -> None:
+    assert [line for line in run("good,bad").stdout.splitlines() if "short" in line] == [
+        "1/4 cases, 0 short",
+        "2/4 cases, 1 short",
+        "3/4 cases, 1 short",
+        "4/4 cases, 1 short",
+    ]
+
+
+def test_many_failures_stay_readable(run: Run) -> None:
+    done = run(",".join(f"bad-{letter}" for letter in "abcdefghij"))
+    assert done.stdout.count("worst row 3: got 1") == 8
+    assert "and 2 more:\n  failed r0-eager-bad-i: worst row 3\n  failed r0-eager-bad-j: worst row 3\n" in done.stdout
+
+
+def test_the_users_pytest_configuration_is_left_out(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty/pytest.ini").write_text("[pytest]\naddopts = --no-such-option\nmatrix_cells = nothing\n")
+    (tmp_path / "empty/conftest.py").write_text("raise SystemExit('loaded')")
+    done = run(environment={"PYTEST_ADDOPTS": "--no-such-option", "PYTEST_PLUGINS": "no_such_plugin"})
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_complete_run_is_recorded(run: Run, tmp_path: Path, workers: str) -> None:
+    done = run("good,bad", record="evidence", workers=workers)
+    assert done.returncode == 1, "a run with a failure is recorded as such, and still fails"
+    report = canonical.read(tmp_path / "empty/evidence/cpu-interpreter.jsonl")
+    assert {result.id: result.outcome.value for result in report.results} == {
+        "r0-de-eager-refused": "passed",
+        "r0-eager-bad": "failed",
+        "r0-eager-good": "passed",
+        "r4-de-eager-refused": "passed",
+        "r4-eager-huge": "not-run",
+    }
+    assert [path.name for path in (tmp_path / "empty/evidence").iterdir()] == ["cpu-interpreter.jsonl"]
+
+
+def test_a_part_of_the_matrix_is_not_evidence(run: Run, tmp_path: Path) -> None:
+    done = run(record="evidence", cells="r0-*")
+    assert done.returncode == 2
+    assert "--record: evidence is of the whole matrix" in done.stderr
+    assert not (tmp_path / "empty/evidence").exists()
+
+
+def test_a_lost_case_is_not_evidence(run: Run, tmp_path: Path) -> None:
+    done = run("good,crash", record="evidence", workers="1")
+    assert done.returncode == 1
+    assert "evidence not recorded: these cases did not run: r0-eager-crash" in done.stderr
+    assert list((tmp_path / "empty/evidence").iterdir()) == []
+
+
+def test_sources_that_change_under_way_are_not_evidence(run: Run, tmp_path: Path) -> None:
+    done = run("good,touch", record="evidence", matrix=str(tmp_path / "stubs/stub.py"))
+    assert done.returncode == 1
+    assert "evidence not recorded: the sources changed while the matrix ran" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"cells": "r9-*"}, "--matrix-cells: no case id matches 'r9-*'"),
+        ({"backend": "nowhere"}, "there is no backend 'nowhere'; installed backends"),
+        ({"report": "absent/out.jsonl"}, "there is no directory"),
+        ({"workers": "many"}, "-n many: give 'auto' or a number of processes"),
+        ({"record": "file"}, "--record file: cannot make the folder: File exists"),
+    ],
+)
+def test_bad_input_is_exit_status_two(run: Run, tmp_path: Path, arguments: dict[str, str], told: str) -> None:
+    (tmp_path / "empty/file").write_text("")
+    done = run(**arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("dsv4-matrix run: ")
+    assert told in done.stderr
+    assert done.stdout == ""
