@@ -1,8 +1,8 @@
 """YAML bytes as nodes with places: the part that meets hostile input, so it refuses what a declaration never needs.
 
 Nodes are built from the parser's events with an explicit stack. Nothing is expanded, constructed or imported, and the
-work is bounded: by bytes and line lengths before parsing, then by depth and by count. Scalars follow the YAML 1.2 core schema, decimal
-numbers only.
+work is bounded: by bytes and line lengths before parsing, then by depth and by count. Scalars follow the core schema
+of YAML 1.2, decimal numbers only.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ MAX_BYTES = 1 << 20
 MAX_LINE = 4096
 #: The deepest declaration, a list of lengths inside a variant of a cell, nests seven levels.
 MAX_DEPTH = 16
-#: Events of the pure-Python parser take about 20 microseconds each; this bounds a hostile file to a second or two.
-MAX_NODES = 50_000
+#: Events of the pure-Python parser take about 20 microseconds each; this bounds a hostile file to a second.
+#: The repository's declaration has under 5,000.
+MAX_NODES = 20_000
 
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[eE][-+]?[0-9]{1,3})?")
