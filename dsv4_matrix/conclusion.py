@@ -29,13 +29,15 @@ def tell(
     short = [result for result in ran if result.outcome is not Outcome.PASSED]
     for result in short[:_FULL_MESSAGES]:
         out.write(f"\n{messages.get(result.id) or f'{result.id}: {result.outcome}, {result.reason}'}\n")
-    if rest := short[_FULL_MESSAGES:]:
-        out.write(f"\nand {len(rest)} more:\n")
-        out.writelines(f"  {result.outcome} {result.id}: {_first_line(result.reason)}\n" for result in rest)
+    if more := short[_FULL_MESSAGES:]:
+        out.write(f"\nand {len(more)} more:\n")
+        out.writelines(f"  {result.outcome} {result.id}: {_first_line(result.reason)}\n" for result in more)
     out.write(f"\n{matrix_table(matrix, results)}\n\n")
     if any(result.kind == "refusal" for result in ran):
         out.write(f"{refusals_text(ran)}\n")
-    out.write(f"{len(ran) - len(short)} of {len(ran)} selected cases passed\n")
+    elsewhere = len(results) - len(ran)
+    rest = f"; {elsewhere} were not selected, or are declared for another device" if elsewhere else ""
+    out.write(f"{len(ran) - len(short)} of {len(ran)} selected cases passed{rest}\n")
     out.flush()
     return not short
 

@@ -19,24 +19,30 @@ def cell_text(cell: Cell, results: Sequence[Result], graphs: bool = False) -> st
     ``results`` holds a line for every declared case, as a finished run and a report do.
     """
     if cell.state is not State.COVERED:
-        counts = Counter(result.outcome for result in results)
-        if counts[Outcome.PASSED]:
+        outcomes = {result.outcome for result in results} or {Outcome.NOT_RUN}
+        if outcomes == {Outcome.PASSED}:
             return cell.state.value
-        ended = ", ".join(sorted(outcome.value for outcome in counts)) or Outcome.NOT_RUN.value
-        return f"{cell.state.value}, probe {ended}"
+        return f"{cell.state.value}, probe {', '.join(sorted(words(outcome) for outcome in outcomes))}"
     cases = [result for result in results if result.kind == "case"]
     if not cases:
         return "not recorded"
     counts = Counter(result.outcome for result in cases)
+    if counts[Outcome.NOT_RUN] == len(cases):
+        return f"{len(cases)} not run"
     text = f"{counts[Outcome.PASSED]}/{len(cases)} {worst_margin(cases)}".strip()
     others = [
-        f"{count} {outcome.value.replace('-', ' ')}"
+        f"{count} {words(outcome)}"
         for outcome in Outcome
         if outcome is not Outcome.PASSED and (count := counts[outcome])
     ]
     if graphs and (captures := sum(result.captures for result in cases)):
         others.append(f"{captures} captured, {sum(result.replays for result in cases)} replayed")
     return ", ".join([text, *others])
+
+
+def words(outcome: Outcome) -> str:
+    """``not run``."""
+    return outcome.value.replace("-", " ")
 
 
 def worst_margin(results: Iterable[Result]) -> str:

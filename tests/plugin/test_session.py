@@ -45,10 +45,10 @@ def test_a_good_run_ends_with_the_matrix(run: Run) -> None:
     assert done.stdout.endswith(
         "mode      ratio 0    ratio 4\n"
         "--------  ---------  --------------\n"
-        "Eager     2/2 0.50   0/1, 1 not run\n"
+        "Eager     2/2 0.50   1 not run\n"
         "DE eager  deferred   not-applicable\n"
         "\n"
-        "4 of 4 selected cases passed\n"
+        "4 of 4 selected cases passed; 1 were not selected, or are declared for another device\n"
     )
 
 

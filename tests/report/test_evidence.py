@@ -70,12 +70,13 @@ def test_a_cell_shows_each_way_of_falling_short(matrix: Matrix, report: Report) 
             shown = cell_text(cell, [results[0], replace(results[1], outcome=outcome, margin="")])
             assert shown == f"1/2 0.62, 1 {outcome.value.replace('-', ' ')}"
     assert cell_text(cell, []) == "not recorded"
+    assert cell_text(cell, [replace(result, outcome=Outcome.NOT_RUN) for result in results]) == "2 not run"
 
 
 def test_a_refusal_that_was_not_seen_is_shown(matrix: Matrix, report: Report) -> None:
     broken = replace(report.results[5], outcome=Outcome.FAILED)
     assert cell_text(matrix.cells[1], [broken]) == "deferred, probe failed"
-    assert cell_text(matrix.cells[1], []) == "deferred, probe not-run"
+    assert cell_text(matrix.cells[1], []) == "deferred, probe not run"
     assert "deferred, probe failed" in matrix_table(matrix, [*report.results[:5], broken])
     assert refusals_text(report.results) == "1/1 refusals outside the cells hold"
     broken = replace(report.results[6], outcome=Outcome.FAILED)
