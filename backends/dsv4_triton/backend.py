@@ -72,15 +72,19 @@ class DSV4TritonBackend(BreakableGraphSupport):
 
     def set_key_buffer(self, loc: Tensor, k: Tensor) -> None:
         """Store ``k`` bf16 ``[N, 512]`` at full locations ``loc`` ``[N]``; locations <= 0 are skipped."""
-        refusals.check_locations(loc, "set_key_buffer")
+        refusals.check_integers("loc", loc, "set_key_buffer")
         refusals.check_rows(k, loc.shape[0], "set_key_buffer")
+        self._check_device("k", k, "set_key_buffer")
+        self._check_device("loc", loc, "set_key_buffer")
         pack_and_store(k, loc, self.cache.swa, mapping=self.runner.full_to_swa_index_mapping)
 
     def set_extra_key_buffer(self, compress_ratio: int, loc: Tensor, entries: Tensor) -> None:
         """Store ``entries`` bf16 ``[N, 512]``, each at the full location of its last token; <= 0 is skipped."""
         refusals.check_compressed_ratio(compress_ratio, "set_extra_key_buffer")
-        refusals.check_locations(loc, "set_extra_key_buffer")
+        refusals.check_integers("loc", loc, "set_extra_key_buffer")
         refusals.check_rows(entries, loc.shape[0], "set_extra_key_buffer")
+        self._check_device("entries", entries, "set_extra_key_buffer")
+        self._check_device("loc", loc, "set_extra_key_buffer")
         pack_and_store(entries, loc, self.cache.compressed[compress_ratio], ratio=compress_ratio)
 
     # metadata
@@ -88,10 +92,21 @@ class DSV4TritonBackend(BreakableGraphSupport):
     def init_forward_metadata(self, batch: ForwardBatch) -> None:
         """Eager metadata for ``batch``. Never waits for the device; without host lengths the table is full width."""
         refusals.check_eager_mode(batch)
+        self._check_batch(batch, "init_forward_metadata")
         layout = eager_layout(batch, self.max_context_len, self.runner.speculative_num_draft_tokens)
         metadata = self.build_metadata(layout)
         self._captured, self._in_graph = None, False
         self.forward_metadata = metadata
+
+    def _check_batch(self, batch: ForwardBatch, where: str) -> None:
+        for name in ("seq_lens", "req_pool_indices", "out_cache_loc", "extend_seq_lens", "verify_lens"):
+            tensor = getattr(batch, name)
+            if tensor is not None:
+                refusals.check_integers(name, tensor, where)
+                self._check_device(name, tensor, where)
+
+    def _check_device(self, name: str, tensor: Tensor, where: str) -> None:
+        refusals.check_device(name, tensor, self.runner.req_to_token.device, where)
 
     def build_metadata(self, layout: RowLayout) -> DSV4Metadata:
         """New metadata of ``layout``; not made current."""
@@ -116,6 +131,7 @@ class DSV4TritonBackend(BreakableGraphSupport):
         NotImplementedError for a mode without a bucket; AssertionError for a batch that no captured graph holds.
         """
         refusals.graph_bucket(batch)
+        self._check_batch(batch, "init_forward_metadata_out_graph")
         if self.graph_state is None:
             raise RuntimeError(
                 f"{refusals.ACTOR}.init_forward_metadata_out_graph: no graph state; call init_cuda_graph_state first"
@@ -177,6 +193,7 @@ class DSV4TritonBackend(BreakableGraphSupport):
         """Pack ``k`` bf16 ``[T, 512]`` into the SWA pool; rows whose slot is the dummy slot write nothing."""
         slots = self.get_swa_out_cache_loc(batch)
         refusals.check_rows(k, slots.shape[0], "store_kv")
+        self._check_device("k", k, "store_kv")
         pack_and_store(k, slots, self.cache.swa)
 
     def store_compressed(self, batch: ForwardBatch, compress_ratio: int, entries: Tensor) -> None:
@@ -188,6 +205,7 @@ class DSV4TritonBackend(BreakableGraphSupport):
             refusals.refuse_compressed_draft(compress_ratio, "store_compressed")
         rows = batch.out_cache_loc.shape[0]
         refusals.check_rows(entries, rows, "store_compressed")
+        self._check_device("entries", entries, "store_compressed")
         slots = slots.new_full((rows,), -1) if self._is_stale(batch) else match_rows(slots, rows, -1)
         pack_and_store(entries, slots, self.cache.compressed[compress_ratio])
 
@@ -197,6 +215,7 @@ class DSV4TritonBackend(BreakableGraphSupport):
         if core.c4_sparse_page_indices is None:
             refusals.refuse_compressed_draft(4, "write_c4_selection")
         refusals.check_selection(raw, core.index_topk)
+        self._check_device("the selection", raw, "write_c4_selection")
         write_c4_selection(core, raw)
 
     def forward(
@@ -210,6 +229,8 @@ class DSV4TritonBackend(BreakableGraphSupport):
         refusals.check_ratio(compress_ratio, "forward")
         refusals.check_query(q, self.num_heads)
         refusals.check_sink(attn_sink, self.num_heads)
+        self._check_device("q", q, "forward")
+        self._check_device("attn_sink", attn_sink, "forward")
         core = self.core_metadata("forward")
         if compress_ratio != 0 and core.c4_sparse_page_indices is None:
             refusals.refuse_compressed_draft(compress_ratio, "forward")

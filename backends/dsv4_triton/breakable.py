@@ -93,8 +93,7 @@ class BreakableGraphSupport:
 
     def sparse_prefill_cache(self, batch: ForwardBatch) -> SparsePrefillCache:
         """The chunk cache of the current forward: built by its first sparse layer, shared by the others."""
-        metadata = self.forward_metadata
-        assert isinstance(metadata, DSV4Metadata)
+        metadata = self._built_metadata()
         if metadata.sparse_prefill_cache is None:
             metadata.sparse_prefill_cache = self.build_sparse_prefill_cache(
                 batch, num_qo_tokens=metadata.core_attn_metadata.rows
@@ -103,8 +102,15 @@ class BreakableGraphSupport:
 
     def build_sparse_prefill_cache(self, batch: ForwardBatch, *, num_qo_tokens: int) -> SparsePrefillCache:
         """A new chunk cache for ``num_qo_tokens`` rows of ``batch``."""
-        metadata = self.forward_metadata
-        if not isinstance(metadata, DSV4Metadata) or metadata.layout is None:
+        layout = self._built_metadata().layout
+        if layout is None:
             raise AssertionError("DSV4TritonBackend: sparse prefill needs metadata that was built from a batch")
-        layout = replace(metadata.layout, rows=num_qo_tokens)
-        return build_cache(layout, batch, self.runner.req_to_token, self.runner.full_to_swa_index_mapping)
+        runner = self.runner
+        return build_cache(
+            replace(layout, rows=num_qo_tokens), batch, runner.req_to_token, runner.full_to_swa_index_mapping
+        )
+
+    def _built_metadata(self) -> DSV4Metadata:
+        if not isinstance(self.forward_metadata, DSV4Metadata):
+            raise RuntimeError("DSV4TritonBackend: no forward metadata; call init_forward_metadata first")
+        return self.forward_metadata

@@ -24,8 +24,10 @@ class KVCache:
     """
 
     def __init__(self, runner: RunnerConfig) -> None:
-        self.swa = PackedPool(runner.num_swa_pages, runner.swa_page_size, runner.device)
-        self.compressed = {ratio: PackedPool(runner.num_pages, PAGE_SIZE // ratio, runner.device) for ratio in (4, 128)}
+        self.swa = PackedPool(runner.num_swa_pages, runner.swa_page_size, runner.req_to_token.device)
+        self.compressed = {
+            ratio: PackedPool(runner.num_pages, PAGE_SIZE // ratio, runner.req_to_token.device) for ratio in (4, 128)
+        }
 
     def buffers(self) -> Mapping[str, Tensor]:
         """The raw uint8 buffers by pool name."""

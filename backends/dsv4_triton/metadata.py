@@ -307,7 +307,7 @@ for _rules, _cls in (
 def allocate(
     rows: int, pages: int, index_topk: int, device: torch.device, *, compress: bool = True, prefill: bool = False
 ) -> DSV4AttnMetadata:
-    """Metadata of ``rows`` rows with uninitialised tensors, for the metadata kernel to fill.
+    """Metadata of ``rows`` rows for the metadata kernel to fill; no value is defined but -1 in the raw C4 selection.
 
     ``pages`` page-table columns; ``compress`` adds the C4 and C128 fields, ``prefill`` the raw C4 selection.
     """
@@ -341,5 +341,6 @@ def allocate(
         core.c4_flashmla_metadata = Scheduler()
         core.c128_flashmla_metadata = Scheduler()
         if prefill:
-            core.c4_sparse_raw_indices = torch.empty_like(core.c4_sparse_page_indices)
+            # nobody is obliged to write a selection, and what is left here would be read as one
+            core.c4_sparse_raw_indices = torch.full_like(core.c4_sparse_page_indices, -1)
     return core

@@ -138,7 +138,9 @@ def _metadata_kernel(
             written = tl.maximum(out_loc, 0)
             c4_count = tl.maximum(visible, 0) // 4
             tl.store(c4_out_loc + t, tl.where(emits & (visible % 4 == 0), written // 4, -1).to(tl.int32), mask=inside)
-            tl.store(c128_out_loc + t, tl.where(emits & (visible % 128 == 0), written // 128, -1).to(tl.int32), mask=inside)
+            tl.store(
+                c128_out_loc + t, tl.where(emits & (visible % 128 == 0), written // 128, -1).to(tl.int32), mask=inside
+            )
             tl.store(c4_raw + t, c4_count, mask=inside)
             tl.store(c4_clamp1 + t, tl.maximum(c4_count, 1), mask=inside)
             tl.store(c4_sparse_lengths + t, tl.minimum(tl.maximum(c4_count, 1), index_topk), mask=inside)
@@ -248,4 +250,5 @@ def write_c4_selection(core: DSV4AttnMetadata, raw: Tensor) -> None:
 def swa_slots(mapping: Tensor, out_cache_loc: Tensor) -> Tensor:
     """int32 SWA slots of full locations; the dummy location's slot for those that are negative or out of range."""
     known = (out_cache_loc > 0) & (out_cache_loc < mapping.shape[0])
-    return mapping[torch.where(known, out_cache_loc, 0)].to(torch.int32)
+    # a product instead of torch.where with a scalar, which copies that scalar to the device and waits for it
+    return mapping[out_cache_loc * known].to(torch.int32)

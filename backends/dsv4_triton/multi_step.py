@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dsv4_triton.backend import DSV4TritonBackend
+    from dsv4_triton.metadata import DSV4Metadata
     from dsv4_triton.runner import ForwardBatch, RunnerConfig
 
 
@@ -114,6 +115,28 @@ class DSV4TritonMultiStepBackend:
         for step, backend in enumerate(self._backends):
             backend.init_forward_metadata_in_graph(self.step_batch(batch, step))
 
+    def prepare_forward_metadata_for_breakable_cuda_graph_replay(
+        self,
+        capture_metadata: Sequence[DSV4Metadata],
+        live_batch: ForwardBatch,
+        *,
+        static_forward_batch: ForwardBatch | None = None,
+    ) -> None:
+        """Refresh the captured metadata of every step; AssertionError unless there is one for each."""
+        if len(capture_metadata) != len(self._backends):
+            refuse(
+                AssertionError,
+                f"captured metadata of {len(capture_metadata)} steps",
+                f"{len(self._backends)}, one for each of num_steps - 1 forwards",
+                "multi_step.prepare_forward_metadata_for_breakable_cuda_graph_replay",
+            )
+        for step, (backend, captured) in enumerate(zip(self._backends, capture_metadata, strict=True)):
+            static = None if static_forward_batch is None else self.step_batch(static_forward_batch, step)
+            backend.prepare_forward_metadata_for_breakable_cuda_graph_replay(
+                captured, self.step_batch(live_batch, step), static_forward_batch=static
+            )
+
     def on_after_cuda_graph_warmup(self) -> None:
+        """Between warm-up and capture, for every step."""
         for backend in self._backends:
             backend.on_after_cuda_graph_warmup()

@@ -132,6 +132,12 @@ def refuse_compressed_draft(ratio: int, where: str) -> NoReturn:
     refuse(ValueError, f"compress_ratio {ratio} under draft_extend: {SWA_ONLY}", "ratio 0", where)
 
 
+def check_device(name: str, tensor: Tensor, device: torch.device, where: str) -> None:
+    """ValueError for a tensor on another device than the runner's tables."""
+    if tensor.device != device:
+        refuse(ValueError, f"{name} is on {tensor.device}", f"{device}, where the runner's tables are", where)
+
+
 def check_query(q: Tensor, num_heads: int) -> None:
     """Refuse a query that is not bf16 ``[T, num_heads, 512]`` with a contiguous last dimension."""
     want = f"bf16 [T, {num_heads}, {HEAD_DIM}] with a contiguous last dimension"
@@ -161,10 +167,10 @@ def check_rows(rows: Tensor, slots: int, where: str) -> None:
         refuse(ValueError, f"the rows to store are {_describe(rows)}", want, where)
 
 
-def check_locations(loc: Tensor, where: str) -> None:
-    """Refuse locations that are not one-dimensional int64 or int32."""
-    if loc.dim() != 1 or loc.dtype not in (torch.int64, torch.int32):
-        refuse(TypeError, f"the locations are {_describe(loc)}", "int64 or int32 [N]", where)
+def check_integers(name: str, values: Tensor, where: str) -> None:
+    """Refuse lengths, indices or locations that are not one-dimensional int64 or int32."""
+    if values.dim() != 1 or values.dtype not in (torch.int64, torch.int32):
+        refuse(TypeError, f"{name} is {_describe(values)}", "int64 or int32 [N]", where)
 
 
 def check_selection(raw: Tensor, index_topk: int) -> None:

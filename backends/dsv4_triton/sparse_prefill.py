@@ -113,7 +113,7 @@ def build_cache(layout: RowLayout, batch: ForwardBatch, req_to_token: Tensor, ma
     position = (first[owner] + at - offsets[owner]).clamp(min=0, max=req_to_token.shape[1] - 1)
     loc = req_to_token[layout.req_pool_indices[owner].long(), position]
     # rows beyond the true total exist only when it is not known on the host; they read the dummy slot
-    loc = torch.where(at < offsets[-1], loc, 0)
+    loc = loc * (at < offsets[-1])
 
     row = torch.arange(rows, device=device)
     return SparsePrefillCache(
