@@ -139,11 +139,8 @@ def _run_line(pattern: str) -> str:
 
 
 def _unknown(matrix: Matrix, name: str) -> str:
-    cells = [cell.id for cell in matrix.cells]
-    cases = [case.id for case in matrix.cases()]
-    near = get_close_matches(name.lower(), cells, n=3, cutoff=0.5) + get_close_matches(
-        name.lower(), cases, n=3, cutoff=0.6
-    )
+    names = [*(cell.id for cell in matrix.cells), *(case.id for case in matrix.cases())]
+    near = get_close_matches(name.lower(), names, n=5, cutoff=0.5)
     hint = f"near it: {', '.join(near)}" if near else "see them with 'dsv4-matrix list'"
     return f"no cell or case {name[:80]!r}; {hint}"
 
