@@ -1,0 +1,142 @@
+"""Which cell runs where: cells to shards, and the cells of a shard to workers. Pure, and the same in every process.
+
+Longest processing time first: the costliest cell goes to whichever place has least so far. Costs are the static
+integers of the declaration, never measured times, and ties fall by crc32 and then by the id, so that a plan depends on
+the declaration and on nothing else. Both levels plan anew over their own cells: reusing one hash for both would send
+every cell of a shard to the same worker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+from dsv4_matrix.declaration.model import Case
+
+#: Probes and refusals drive one small call each; a variant says its own cost.
+PROBE_COST = 1
+#: The unit of the refusals that stand outside the cells.
+REFUSALS = "refusals"
+
+
+class PlanError(ValueError):
+    """A division that would leave a shard without work, or that says nothing; the message is for the user."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is never divided: the cases of one cell, so that they share compiled kernels and one place in the log.
+
+    Attributes:
+        id: cell id, or ``refusals``.
+        cost: sum of the static costs of its cases, in row-blocks, at least 1.
+        cases: case ids, sorted.
+    """
+
+    id: str
+    cost: int
+    cases: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Shard ``index`` of ``total``, counted from 1: ``2/4``."""
+
+    index: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.total}"
+
+
+def parse_shard(text: str) -> Shard:
+    """``2/4`` as a Shard. PlanError for anything else."""
+    found = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", text.strip(), re.ASCII)
+    if found is None:
+        raise PlanError(f"{text!r} is not a shard; write I/N, such as 2/4 for the second of four")
+    index, total = int(found.group(1)), int(found.group(2))
+    if not 1 <= index <= total:
+        raise PlanError(f"there is no shard {index} of {total}; shards count from 1, the last is {total}/{total}")
+    return Shard(index, total)
+
+
+def unit_of(case: Case) -> str:
+    """Id of the unit that ``case`` belongs to."""
+    return case.cell_id or REFUSALS
+
+
+def cost_of(case: Case) -> int:
+    """Static cost of ``case``, in row-blocks."""
+    return case.variant.cost if case.variant is not None else PROBE_COST
+
+
+def units_of(cases: Iterable[Case]) -> tuple[Unit, ...]:
+    """The units of ``cases``, sorted by id, in whatever order the cases come."""
+    of_unit: dict[str, list[Case]] = {}
+    for case in cases:
+        of_unit.setdefault(unit_of(case), []).append(case)
+    return tuple(
+        Unit(name, max(1, sum(cost_of(case) for case in members)), tuple(sorted(case.id for case in members)))
+        for name, members in sorted(of_unit.items())
+    )
+
+
+def divide(units: Sequence[Unit], places: int) -> tuple[tuple[Unit, ...], ...]:
+    """``units`` over ``places``, one tuple a place, each sorted by id.
+
+    No place stays empty while there are at least as many units as places. PlanError for less than one place or for a
+    unit that occurs twice.
+    """
+    if places < 1:
+        raise PlanError(f"{places} places: give at least one")
+    if len({unit.id for unit in units}) != len(units):
+        raise PlanError("a unit occurs twice in one plan")
+    loads = [0] * places
+    taken: list[list[Unit]] = [[] for _ in range(places)]
+    for unit in sorted(units, key=lambda u: (-u.cost, crc32(u.id.encode()), u.id)):
+        place = min(range(places), key=lambda k: (loads[k], k))
+        loads[place] += unit.cost
+        taken[place].append(unit)
+    return tuple(tuple(sorted(members, key=lambda u: u.id)) for members in taken)
+
+
+def shards_of(cases: Iterable[Case], total: int) -> tuple[tuple[Unit, ...], ...]:
+    """The units of each of ``total`` shards. PlanError if one of them would have nothing to run."""
+    units = units_of(cases)
+    if total > len(units):
+        raise PlanError(
+            f"{total} shards for {len(units)} cells: a cell is never divided, so {total - len(units)} shards would run "
+            f"nothing; give at most {len(units)}"
+        )
+    return divide(units, total)
+
+
+def cases_of_shard(cases: Sequence[Case], shard: Shard) -> tuple[Case, ...]:
+    """Those of ``cases`` that ``shard`` runs, in their order."""
+    mine = {case_id for unit in shards_of(cases, shard.total)[shard.index - 1] for case_id in unit.cases}
+    return tuple(case for case in cases if case.id in mine)
+
+
+#: A test that runs no case has no declared cost; it counts as about half a second in the interpreter.
+OTHER_TEST_COST = 50
+
+
+def divide_tests(nodeids: Sequence[str], cases: Mapping[str, Case], workers: int) -> tuple[tuple[int, ...], ...]:
+    """Indices into ``nodeids`` that each worker runs, in collection order.
+
+    Args:
+        nodeids: all collected tests, in order.
+        cases: the case that a test runs, by node id. Tests that run none stay together by file.
+        workers: number of workers; some stay idle if there are fewer units.
+    """
+    members: dict[str, list[int]] = {}
+    costs: dict[str, int] = {}
+    for index, nodeid in enumerate(nodeids):
+        case = cases.get(nodeid)
+        name, cost = (nodeid.partition("::")[0], OTHER_TEST_COST) if case is None else (unit_of(case), cost_of(case))
+        members.setdefault(name, []).append(index)
+        costs[name] = costs.get(name, 0) + cost
+    units = [Unit(name, max(1, cost), ()) for name, cost in costs.items()]
+    return tuple(tuple(sorted(i for unit in place for i in members[unit.id])) for place in divide(units, workers))
