@@ -23,12 +23,13 @@ class Check(IntEnum):
     CONTRACT = 1  # worst |got - want| / (atol + rtol |want|) against unquantised K
     MAX = 2  # largest error over its tight budget
     MEAN = 3  # mean error over its tight budget
-    COSINE = 4  # 1 - cosine of the whole row over its bound, the same for all heads
-    LSE = 5  # log-sum-exp error over its tight budget
+    BIAS = 4  # signed mean error of the whole row over its budget, the same for all heads
+    COSINE = 5  # 1 - cosine of the whole row over its bound, the same for all heads
+    LSE = 6  # log-sum-exp error over its tight budget
 
 
 #: The checks whose ratio is the margin; the contract is an outer bound and SPECIAL has no scale.
-TIGHT = (Check.MAX, Check.MEAN, Check.COSINE, Check.LSE)
+TIGHT = (Check.MAX, Check.MEAN, Check.BIAS, Check.COSINE, Check.LSE)
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def compare(answer: Answer, truth: Truth, tolerance: Tolerance, cosine: float) -
         contract.nan_to_num(nan=0.0, posinf=torch.inf).amax(dim=-1),
         over(error.amax(dim=-1), truth.max_budget),
         over(error.mean(dim=-1), truth.mean_budget),
+        over(signed_mean(answer.out, truth.out).abs(), truth.bias_budget)[:, None].expand(special.shape),
         over(cosine_difference(answer.out, truth.out), cosine)[:, None].expand(special.shape),
         over(absolute_error(answer.lse, truth.lse), truth.lse_budget),
     ]
@@ -78,6 +80,15 @@ def absolute_error(got: Tensor, want: Tensor) -> Tensor:
     """|got - want|; 0 where both are the same infinity or both NaN, +inf where only one is special."""
     same = (got == want) | (got.isnan() & want.isnan())
     return torch.where(same, 0.0, (got - want).abs_()).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+
+
+def signed_mean(got: Tensor, want: Tensor) -> Tensor:
+    """``[t]``: mean over heads and elements of the error towards larger magnitude; negative if ``got`` is too small.
+
+    Rounding to nearest averages out, truncation (half a bit towards zero) does not, although each element stays
+    within twice an honest error.
+    """
+    return ((got - want) * want.sign()).mean(dim=(1, 2)).nan_to_num_(nan=torch.inf)
 
 
 def cosine_difference(got: Tensor, want: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dsv4_matrix.judge.truth import Oracle, Truth
 
 _ROWS = 16
+_TRUNCATED = 0.85
 
 
 def explanations(
@@ -68,7 +69,14 @@ def _output_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str
     candidates.append(("heads in reverse order", truth.out.flip(1)))
     _, heads, width = truth.out.shape
     candidates.append(("[heads, 512] written as [512, heads]", truth.out.mT.reshape(1, heads, width)))
-    return [name for name, output in candidates if _fits(truth, answer.out, output)]
+    names = [name for name, output in candidates if _fits(truth, answer.out, output)]
+    return [*names, "rounded towards zero instead of to nearest"] if _truncates(truth, answer) else names
+
+
+def _truncates(truth: Truth, answer: Answer) -> bool:
+    """Whether nearly every element is the oracle's cut to bf16, where rounding to nearest would cut only half."""
+    cut = (truth.out.to(torch.float32).view(torch.int32) & ~0xFFFF).view(torch.float32)
+    return bool(((answer.out == cut).to(torch.float64).mean() > _TRUNCATED) & (answer.out != truth.out).any())
 
 
 def _lse_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dsv4_matrix.judge.compare import TIGHT, Answer, Check, absolute_error
+from dsv4_matrix.judge.compare import TIGHT, Answer, Check, absolute_error, signed_mean
 from dsv4_matrix.judge.explain import explanations, name_rows
 
 if TYPE_CHECKING:
@@ -117,50 +117,42 @@ def _worst(
         return [
             _line("tensor", f"lse; worst at {where}"),
             _line("got", f"{got:.9g}   want {want:.9g} (natural log, the sink not counted; +inf without keys)"),
-            _line(
-                "budget",
-                f"error {abs(got - want):.3g}, allowed {float(truth.lse_budget[0, head]):.3g} = "
+            _budget(
+                abs(got - want),
+                float(truth.lse_budget[0, head]),
                 f"{budget.lse_factor:g} x baseline error + {budget.lse_rounding:g} x 2^-23 x max(1, |lse|)",
             ),
         ]
-    reference = truth.contract if check is Check.CONTRACT else truth.out
-    error = absolute_error(answer.out[0, head], reference[0, head])
-    if check is Check.CONTRACT:
-        element = int((error / (tolerance.atol + tolerance.rtol * reference[0, head].abs())).argmax())
-    else:
-        element = int(error.argmax())
-    got, want = float(answer.out[0, head, element]), float(reference[0, head, element])
+    outer = check is Check.CONTRACT
+    reference = (truth.contract if outer else truth.out)[0, head]
+    error = absolute_error(answer.out[0, head], reference)
+    element = int((error / (tolerance.atol + tolerance.rtol * reference.abs()) if outer else error).argmax())
+    got, want = float(answer.out[0, head, element]), float(reference[element])
+    keys = "unquantised" if outer else "dequantised"
     lines = [
         _line("tensor", f"out; worst at {where}, element {element}"),
-        _line("got", f"{got:.6g}   want {want:.6g} ({_KEYS[check is Check.CONTRACT]})"),
+        _line("got", f"{got:.6g}   want {want:.6g} (fp64 oracle, {keys} K)"),
     ]
-    if check is Check.CONTRACT:
-        allowed = (
-            f"{tolerance.atol + tolerance.rtol * abs(want):.3g} = {tolerance.atol:g} + {tolerance.rtol:g} x |want|"
-        )
-        return [*lines, _line("budget", f"error {abs(got - want):.3g}, allowed {allowed}")]
-    if check is Check.MEAN:
-        return [
-            *lines,
-            _line(
-                "budget",
-                f"mean error {float(error.mean()):.3g}, allowed {float(truth.mean_budget[0, head]):.3g} = "
-                f"{budget.baseline_factor:g} x mean error of the low-precision baseline "
-                f"+ {budget.mean_rounding:g} x 2^-7 x mean|out|",
-            ),
-        ]
-    return [
-        *lines,
-        _line(
-            "budget",
-            f"error {float(error.max()):.3g}, allowed {float(truth.max_budget[0, head]):.3g} = "
-            f"{budget.baseline_factor:g} x {float(truth.baseline_max[0, head]):.3g} (low-precision baseline) "
-            f"+ {budget.rounding:g} x 2^-7 x {float(truth.peak[0, head]):.3g} (max|out|)",
-        ),
-    ]
+    factor, mean_term = f"{budget.baseline_factor:g} x", f"{budget.mean_rounding:g} x 2^-7 x mean|out|"
+    if outer:
+        allowed = tolerance.atol + tolerance.rtol * abs(want)
+        lines.append(_budget(abs(got - want), allowed, f"{tolerance.atol:g} + {tolerance.rtol:g} x |want|"))
+    elif check is Check.MEAN:
+        parts = f"{factor} mean error of the low-precision baseline + {mean_term}"
+        lines.append(_budget(float(error.mean()), float(truth.mean_budget[0, head]), parts, "mean error"))
+    elif check is Check.BIAS:
+        parts = f"{factor} bias of the low-precision baseline + {mean_term}, over all heads"
+        bias = float(signed_mean(answer.out, truth.out)[0])
+        lines.append(_budget(bias, float(truth.bias_budget[0]), parts, "signed mean error (negative: too small)"))
+    else:
+        baseline, peak = float(truth.baseline_max[0, head]), float(truth.peak[0, head])
+        parts = f"{factor} {baseline:.3g} (low-precision baseline) + {budget.rounding:g} x 2^-7 x {peak:.3g} (max|out|)"
+        lines.append(_budget(float(error.max()), float(truth.max_budget[0, head]), parts))
+    return lines
 
 
-_KEYS = {False: "fp64 oracle, dequantised K", True: "fp64 oracle, unquantised K"}
+def _budget(error: float, allowed: float, parts: str, what: str = "error") -> str:
+    return _line("budget", f"{what} {error:.3g}, allowed {allowed:.3g} = {parts}")
 
 
 def _lse_is_special(answer: Answer, truth: Truth, head: int) -> bool:
@@ -171,9 +163,12 @@ def _lse_is_special(answer: Answer, truth: Truth, head: int) -> bool:
 
 def _counts(bad: Tensor) -> str:
     pairs = bad.shape[1] * bad.shape[2]
-    names = {Check.CONTRACT: "contract", Check.MAX: "max", Check.MEAN: "mean", Check.LSE: "lse"}
-    each = ", ".join(f"{name} {int(bad[check].sum())}" for check, name in names.items())
-    return f"{each} of {pairs} (row, head) pairs; cosine {int(bad[Check.COSINE, :, 0].sum())} of {bad.shape[1]} rows"
+    by_head = (Check.CONTRACT, Check.MAX, Check.MEAN, Check.LSE)
+    each = ", ".join(f"{check.name.lower()} {int(bad[check].sum())}" for check in by_head)
+    of_rows = ", ".join(
+        f"{check.name.lower()} {int(bad[check].any(dim=1).sum())}" for check in (Check.BIAS, Check.COSINE)
+    )
+    return f"{each} of {pairs} (row, head) pairs; {of_rows} of {bad.shape[1]} rows"
 
 
 def _cosine(ratios: Tensor, bound: float) -> str:

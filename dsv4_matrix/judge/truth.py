@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dsv4_matrix.judge.compare import signed_mean
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -38,6 +40,7 @@ class Truth:
         baseline_max: ``[t, H]``, max |baseline - out|.
         max_budget: ``[t, H]``, bound on the largest error over the 512 elements.
         mean_budget: ``[t, H]``, bound on the mean absolute error.
+        bias_budget: ``[t]``, bound on the signed mean error of all heads, formed as the mean's.
         lse_budget: ``[t, H]``.
     """
 
@@ -49,6 +52,7 @@ class Truth:
     baseline_max: Tensor
     max_budget: Tensor
     mean_budget: Tensor
+    bias_budget: Tensor
     lse_budget: Tensor
 
 
@@ -80,8 +84,9 @@ class Oracle:
         contract, _ = self.reference.attend(q, self.sight.bank, index, sink, scale)
         low, low_lse = self.reference.attend_low_precision(q, self.stored, index, sink, scale)
 
-        error = (low.to(torch.float64) - out).abs_()
-        size = out.abs()
+        low = low.to(torch.float64)
+        error, size = (low - out).abs_(), out.abs()
+        bias = signed_mean(low, out).abs()
         peak, baseline_max = size.amax(dim=-1), error.amax(dim=-1)
         lse_error = torch.where(low_lse == lse, 0.0, (low_lse.to(torch.float64) - lse).abs())
         lse_size = torch.where(lse.isinf(), 1.0, lse.abs().clamp(min=1.0))
@@ -95,5 +100,6 @@ class Oracle:
             max_budget=budget.baseline_factor * baseline_max + budget.rounding * EPS_BF16 * peak,
             mean_budget=budget.baseline_factor * error.mean(dim=-1)
             + budget.mean_rounding * EPS_BF16 * size.mean(dim=-1),
+            bias_budget=budget.baseline_factor * bias + budget.mean_rounding * EPS_BF16 * size.mean(dim=(1, 2)),
             lse_budget=budget.lse_factor * lse_error + budget.lse_rounding * EPS_FP32 * lse_size,
         )

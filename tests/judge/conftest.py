@@ -34,11 +34,14 @@ def make_step(name, ratio, positions, *, heads=16, sink="off", topk=512, style="
         "per-head": torch.linspace(-1.5, 1.5, heads),
     }[sink]
     for position in positions:
-        mu = 0.25 * normal(512).sign()
+        mu = 0.125 * normal(512).sign()
         count = (position + 1) // ratio if ratio else 0
         kept = torch.randperm(count, generator=generator)[:width] if ratio == 4 else torch.arange(count)
-        k = (mu + 0.75 * normal(position + 2, 512)).bfloat16()
-        e = (mu + 0.75 * normal(count + 1, 512)).bfloat16() if ratio else k[:0]
+        k = torch.zeros(position + 2, 512)
+        near = k[max(0, position - 200) :]  # older tokens are out of every window
+        near[:] = mu + 0.375 * normal(*near.shape)
+        k = k.bfloat16()
+        e = (mu + 0.375 * normal(count + 1, 512)).bfloat16() if ratio else k[:0]
         if style == "constant":
             k, e = mu.bfloat16().expand_as(k).clone(), mu.bfloat16().expand_as(e).clone()
         selections.append(torch.nn.functional.pad(kept, (0, width - len(kept)), value=-1) if ratio == 4 else None)
@@ -56,6 +59,7 @@ def make_step(name, ratio, positions, *, heads=16, sink="off", topk=512, style="
         return torch.tensor([0, *(len(part) for part in parts)]).cumsum(0)
 
     rows = len(positions)
+    offered = torch.stack(selections).int() if rows and ratio == 4 else torch.zeros(0, width, dtype=torch.int32)
     return Step(
         ratio=ratio,
         request=torch.arange(rows),
@@ -66,7 +70,7 @@ def make_step(name, ratio, positions, *, heads=16, sink="off", topk=512, style="
         token_base=base(tokens),
         entries=torch.cat(entries) if rows else torch.zeros(0, 512).bfloat16(),
         entry_base=base(entries),
-        selection=torch.stack(selections).int() if ratio == 4 else None,
+        selection=offered if ratio == 4 else None,
         q=torch.stack(queries).bfloat16() if rows else torch.zeros(0, heads, 512).bfloat16(),
         sink=sinks,
         k=torch.zeros(rows, 512).bfloat16(),
@@ -79,8 +83,8 @@ def make_queries(style, heads, critical, mu, keys, sinks, normal):
     """``[heads, 512]``: peaked heads first, then some whose log-sum-exp lies near their sink, then flat ones."""
     if style == "zero":
         return torch.zeros(heads, 512)
-    rows = 0.3 * normal(heads, 512)
-    if style == "flat":
+    rows = 0.6 * normal(heads, 512)
+    if style in ("flat", "constant"):
         return 0.1 * rows
     peaked = max(len(critical), heads // 2)
     for head in range(peaked):
@@ -97,7 +101,7 @@ def make_scenario(name, *steps):
 
 
 def keys_of(step, *, window=128, early=0):
-    """Stored keys ``[T, N, 512]`` fp32 and presence ``[T, N]``, gathered request by request."""
+    """Stored keys ``[M, 512]`` fp32 and which of them each row sees, ``[T, N]``, -1 where absent."""
     selection = step.selection
     tokens, entries = dsv4_reference.visible(step.ratio, step.positions, selection, window=window, early=early)
     index = torch.cat(
@@ -107,8 +111,9 @@ def keys_of(step, *, window=128, early=0):
         ],
         dim=1,
     )
-    bank = dsv4_reference.quantise_dequantise(torch.cat([step.tokens, step.entries]))
-    return bank.float(), index
+    used, compact = torch.unique(index, return_inverse=True)
+    bank = dsv4_reference.quantise_dequantise(torch.cat([step.tokens, step.entries])[used])
+    return bank.float(), torch.where(index >= 0, compact, -1)
 
 
 def run_kernel(step, *, sink=True, window=128, early=0, splits=2, bf16_weights=True):

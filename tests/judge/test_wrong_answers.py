@@ -1,0 +1,198 @@
+"""Each kind of wrong answer is caught, and the message says what it is."""
+
+import math
+
+import dsv4_reference
+import pytest
+import torch
+
+
+@pytest.fixture
+def step(kit):
+    """Four requests, windows full and not, both kinds of entries' edges, a sink in every head."""
+    return kit.step("wrong-answers", 4, (9, 130, 400, 2300), heads=16, sink="per-head")
+
+
+def failure(kit, step, out_lse):
+    verdict = kit.one(step, out_lse, name="r4-eager-decode-wrong")
+    assert verdict.outcome == "failed"
+    assert verdict.margin > 1
+    lines = verdict.message.splitlines()
+    assert len(lines) <= 25
+    assert all(len(line) <= 200 for line in lines)
+    assert lines[0].startswith("r4-eager-decode-wrong: failed on under-test (cpu)")
+    assert lines[-1].split(maxsplit=1)[1] == "dsv4-matrix run --cells r4-eager-decode-wrong --backend under-test"
+    assert lines[-2].split()[0] == "seed"
+    return verdict
+
+
+def test_the_right_answer_passes(kit, step):
+    verdict = kit.one(step)
+    assert (verdict.outcome, verdict.message) == ("passed", "")
+    assert 0 < verdict.margin <= 0.7
+
+
+@pytest.mark.parametrize(
+    ("mistake", "named", "rows"),
+    [
+        ({"window": 127}, "window 127", "rows 1, 2, 3"),
+        ({"window": 129}, "window 129", "rows 1, 2, 3"),
+        ({"sink": False}, "sink left out", "rows 0, 1, 2, 3"),
+    ],
+)
+def test_a_key_too_few_or_too_many_is_named_with_its_rows(kit, step, mistake, named, rows):
+    verdict = failure(kit, step, kit.kernel(step, **mistake))
+    assert f"{named} ({rows}" in verdict.message
+
+
+def test_an_entry_early_is_named(kit):
+    step = kit.step("early", 128, (126, 254, 700))
+    verdict = failure(kit, step, kit.kernel(step, early=1))
+    assert "compressed entry early (rows 0, 1, 2)" in verdict.message
+
+
+def test_nan_is_located_and_counted(kit, step):
+    out, lse = kit.kernel(step)
+    out[2, 7, 100:103] = math.nan
+    verdict = failure(kit, step, (out, lse))
+    assert "row 2 (request 2, position 400), head 7, element 100" in verdict.message
+    assert "3 positions differ" in verdict.message
+    assert "got      nan" in verdict.message
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_infinity_is_located(kit, step, value):
+    out, lse = kit.kernel(step)
+    out[1, 3, 5] = value
+    assert "row 1 (request 1, position 130), head 3, element 5" in failure(kit, step, (out, lse)).message
+
+
+def test_heads_in_another_order(kit, step):
+    out, lse = kit.kernel(step)
+    verdict = failure(kit, step, (out.flip(1), lse))
+    assert "heads in reverse order (rows 0, 1, 2, 3)" in verdict.message
+
+
+def test_heads_and_elements_transposed(kit, step):
+    out, lse = kit.kernel(step)
+    verdict = failure(kit, step, (out.mT.reshape(out.shape).contiguous(), lse))
+    assert "[heads, 512] written as [512, heads]" in verdict.message
+
+
+def test_a_row_that_reads_another_requests_page(kit, step):
+    wrong = kit.replace(step, request=torch.tensor([0, 1, 1, 3]), positions=torch.tensor([9, 130, 130, 2300]))
+    out, lse = kit.kernel(step)
+    swapped, swapped_lse = kit.kernel(wrong)
+    out[2], lse[2] = swapped[2], swapped_lse[2]
+    verdict = failure(kit, step, (out, lse))
+    assert "row 2 of 4" in verdict.message
+    assert "row 2 (request 2, position 400)" in verdict.message
+
+
+def test_a_row_answered_at_another_rows_place(kit, step):
+    out, lse = kit.kernel(step)
+    out[2], lse[2] = out[0], lse[0]
+    assert "the answer of row 0 (row 2)" in failure(kit, step, (out, lse)).message
+
+
+def test_a_row_left_from_an_earlier_replay(kit, step):
+    later = kit.step("later", 4, (10, 131, 401, 2301), heads=16, sink="per-head")
+    earlier, now = kit.kernel(step), kit.kernel(later)
+    stale = (now[0].clone(), now[1].clone())
+    stale[0][3], stale[1][3] = earlier[0][3], earlier[1][3]
+    observations = [
+        kit.observe(earlier, 0, "replay 0", True),
+        kit.observe(stale, 1, "replay 1", True),
+    ]
+    verdict = kit.verdict(kit.scenario("stale", step, later), *observations)
+    assert verdict.outcome == "failed"
+    assert 'leg "replay 1", step 1' in verdict.message
+    assert 'bit for bit row 3 of leg "replay 0", step 0 (row 3)' in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda lse, sink: lse / math.log(2), "lse in base 2"),
+        (lambda lse, sink: torch.logaddexp(lse, sink), "lse with the sink counted in"),
+        (lambda lse, sink: -lse, "lse negated"),
+    ],
+)
+def test_a_wrong_log_sum_exp_is_caught_on_its_own(kit, step, change, named):
+    out, lse = kit.kernel(step)
+    verdict = failure(kit, step, (out, change(lse, step.sink)))
+    assert f"{named} (rows 0, 1, 2, 3)" in verdict.message
+    assert "tensor   lse; worst at row" in verdict.message
+    assert "max 0, mean 0, lse 64 of 64" in verdict.message
+
+
+def test_one_element_off_by_three_ulps(kit, step):
+    out, lse = kit.kernel(step)
+    element = int(out[1, 4].abs().argmax())
+    out.view(torch.int16)[1, 4, element] += 3
+    verdict = failure(kit, step, (out, lse))
+    assert f"row 1 (request 1, position 130), head 4, element {element}" in verdict.message
+    assert "max 1, mean 0" in verdict.message
+    assert "(low-precision baseline)" in verdict.message
+
+
+def test_a_small_gain_is_caught_by_mean_and_bias(kit, step):
+    out, lse = kit.kernel(step)
+    verdict = failure(kit, step, ((out.float() * (1 + 2**-7)).bfloat16(), lse))
+    assert "mean 0" not in verdict.message
+    assert "bias 4" in verdict.message
+
+
+def test_a_row_without_keys_must_be_exactly_zero_and_inf(kit, step):
+    empty = kit.replace(step, positions=torch.tensor([-1, 130, 400, 2300]))
+    out, lse = kit.kernel(step)
+    out[0], lse[0] = 0, math.inf
+    assert kit.one(empty, (out, lse)).outcome == "passed"
+    touched = out.clone()
+    touched[0, 5, 6] = 1e-30
+    assert "row 0 (request 0, position -1), head 5, element 6" in failure(kit, empty, (touched, lse)).message
+    for wrong, named in ((-math.inf, "lse -inf instead of +inf"), (-5e4, "got      -50000   want inf")):
+        other = lse.clone()
+        other[0] = wrong
+        assert named in failure(kit, empty, (out, other)).message
+
+
+def test_zeros_where_keys_exist(kit, step):
+    out, lse = kit.kernel(step)
+    out[3] = 0
+    assert "zeros, as for a row without keys (row 3)" in failure(kit, step, (out, lse)).message
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda out, lse: (out.float(), lse), "out: expected bfloat16 [4, 16, 512] on cpu; got float32 [4, 16, 512]"),
+        (lambda out, lse: (out[:3], lse), "out: expected bfloat16 [4, 16, 512] on cpu; got bfloat16 [3, 16, 512]"),
+        (lambda out, lse: (out, lse.double()), "lse: expected float32 [4, 16] on cpu; got float64 [4, 16]"),
+        (lambda out, lse: (out, lse.T), "lse: expected float32 [4, 16] on cpu; got float32 [16, 4]"),
+        (lambda out, lse: (out.to("meta"), lse), "got bfloat16 [4, 16, 512] on meta"),
+        (lambda out, lse: (None, lse), "expected a tensor, bfloat16 [4, 16, 512] on cpu; got NoneType"),
+    ],
+)
+def test_wrong_types_and_shapes(kit, step, change, named):
+    assert named in failure(kit, step, change(*kit.kernel(step))).message
+
+
+def test_truncation_instead_of_rounding_is_caught(kit, step):
+    """Each element is within twice an honest error: what Triton's interpreter does to a bare bf16 store."""
+    _, lse = kit.kernel(step)
+    bank, index = kit.keys(step)
+    exact, _ = dsv4_reference.attend(step.q, bank, index, step.sink, step.softmax_scale)
+    truncated = (exact.float().view(torch.int32) & ~0xFFFF).view(torch.float32).bfloat16()
+    verdict = failure(kit, step, (truncated, lse))
+    assert "max 0, mean 0, lse 0 of 64 (row, head) pairs; bias 4, cosine 0 of 4 rows" in verdict.message
+    assert "signed mean error (negative: too small) -" in verdict.message
+    assert "rounded towards zero instead of to nearest (rows 0, 1, 2, 3)" in verdict.message
+
+
+def test_other_failing_answers_are_counted(kit, step):
+    right, wrong = kit.kernel(step), kit.kernel(step, window=127)
+    legs = [kit.observe(right, leg="dense"), *(kit.observe(wrong, leg=f"leg {n}") for n in range(3))]
+    message = kit.verdict(kit.scenario("legs", step), *legs).message
+    assert 'leg "leg 0"' in message.splitlines()[0]
+    assert '2 more answers fail: "leg 1" step 0, "leg 2" step 0' in message
