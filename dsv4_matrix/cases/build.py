@@ -29,7 +29,7 @@ def build_scenario(case: Case, matrix: Matrix, device: str) -> Scenario:
     variant, ratio, seed = case.variant, case.cell.ratio, case.seed
     plans = plan_steps(case.cell.mode, variant)
     layout = lay_out(case.cell.mode, variant, plans, ratio, seed, device)
-    content = Content(plans, ratio, seed)
+    content = Content(plans, ratio, seed, device)
     runner = _runner(case, variant, plans, layout, matrix, device)
     sink = sinks(variant.sink, variant.heads, seed)
     steps: list[Step] = []
@@ -84,40 +84,40 @@ def _step(
     if ratio == 4:
         selection = select(positions, variant.index_topk, variant.pages != "identity", seed, number)
     q = draw_queries(bank, ratio, request, positions, selection, sink, scale, seed, number)
-    rows = torch.from_numpy(bank.token_base[request] + positions)
+    rows = torch.from_numpy(bank.token_base[request] + positions).to(device)
     compressed = None
     if ratio:
-        emits = torch.from_numpy((positions + 1) % ratio == 0)
-        compressed = torch.full((len(rows), HEAD_DIM), float("nan"), dtype=torch.bfloat16)
-        entry = torch.from_numpy(bank.entry_base[request] + positions // ratio)
-        compressed[emits] = bank.entries[entry[emits]]
+        emits = np.flatnonzero((positions + 1) % ratio == 0)
+        entry = (bank.entry_base[request] + positions // ratio)[emits]
+        compressed = torch.full((len(rows), HEAD_DIM), float("nan"), dtype=torch.bfloat16, device=device)
+        compressed[torch.from_numpy(emits).to(device)] = bank.entries[torch.from_numpy(entry).to(device)]
     return Step(
         ratio=ratio,
         request=torch.from_numpy(request).to(device),
         positions=torch.from_numpy(positions).to(device),
         prefix_lens=tuple(span.prefix for span in plan.spans),
         row_counts=tuple(counts),
-        tokens=bank.tokens.to(device),
+        tokens=bank.tokens,
         token_base=torch.from_numpy(bank.token_base).to(device),
-        entries=bank.entries.to(device),
+        entries=bank.entries,
         entry_base=torch.from_numpy(bank.entry_base).to(device),
         selection=None if selection is None else torch.from_numpy(selection.astype(np.int32)).to(device),
-        q=laid_out_query(q, variant.q_layout, device),
+        q=laid_out_query(q, variant.q_layout),
         sink=torch.from_numpy(sink.copy()).to(device),
-        k=bank.tokens[rows].to(device),
-        compressed=None if compressed is None else compressed.to(device),
+        k=bank.tokens[rows],
+        compressed=compressed,
         softmax_scale=scale,
     )
 
 
-def laid_out_query(q: Tensor, layout: str, device: str) -> Tensor:
-    """``q`` on ``device``: contiguous, or a slice of a wider tensor that holds NaN beside it."""
+def laid_out_query(q: Tensor, layout: str) -> Tensor:
+    """``q`` as it is (``contiguous``), or as a slice of a wider tensor that holds NaN beside it (``strided``)."""
     if layout == "contiguous":
-        return q.to(device)
+        return q
     if layout != "strided":
         raise ValueError(f"q_layout {layout!r} is not one of contiguous, strided")
-    wide = torch.full((*q.shape[:2], _STRIDED_WIDTH), float("nan"), dtype=q.dtype, device=device)
-    wide[..., :HEAD_DIM] = q.to(device)
+    wide = torch.full((*q.shape[:2], _STRIDED_WIDTH), float("nan"), dtype=q.dtype, device=q.device)
+    wide[..., :HEAD_DIM] = q
     return wide[..., :HEAD_DIM]
 
 
@@ -141,7 +141,7 @@ def _placement(
         if span.request not in written:
             alive = tables.resident[span.request][: span.prefix]
             keys = bank.tokens[token_base : token_base + span.prefix]
-            history.append((location[: span.prefix][alive], keys[torch.from_numpy(alive)]))
+            history.append((location[: span.prefix][alive], keys[torch.from_numpy(np.flatnonzero(alive)).to(device)]))
             if ratio:
                 count = span.prefix // ratio
                 entries.append((location[ratio - 1 : count * ratio : ratio], bank.entries[entry_base:][:count]))
@@ -163,8 +163,8 @@ def _gathered(
     parts: list[tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], Tensor]], device: str
 ) -> tuple[Tensor, Tensor]:
     location = np.concatenate([np.empty(0, np.int64), *(where for where, _ in parts)])
-    keys = torch.cat([torch.empty(0, HEAD_DIM, dtype=torch.bfloat16), *(what for _, what in parts)])
-    return torch.from_numpy(location).to(device), keys.to(device)
+    keys = torch.cat([torch.empty(0, HEAD_DIM, dtype=torch.bfloat16, device=device), *(what for _, what in parts)])
+    return torch.from_numpy(location).to(device), keys
 
 
 def _batch(plan: StepPlan, step: Step, tables: Tables, variant: Variant, device: str) -> ForwardBatch:

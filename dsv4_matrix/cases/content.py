@@ -31,25 +31,27 @@ class Bank:
     """The keys of one step, request after request, each with one decoy behind its last.
 
     Attributes:
-        tokens: bf16 ``[sum L_r, 512]`` on the CPU; ``L_r`` is the request's length after the step, plus one.
+        tokens: bf16 ``[sum L_r, 512]``; ``L_r`` is the request's length after the step, plus one.
         token_base: int64 ``[bs + 1]``.
         entries: bf16 ``[sum E_r, 512]``; ``E_r`` is the complete entries after the step, plus one. Empty for ratio 0.
         entry_base: int64 ``[bs + 1]``.
-        mean: float32 ``[bs, 512]``, mu of each request.
+        mean: fp32 ``[bs, 512]``, mu of each request.
+
+    Tensors are on the case's device.
     """
 
     tokens: Tensor
     token_base: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
     entries: Tensor
     entry_base: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-    mean: FloatArray
+    mean: Tensor
 
 
 @dataclass(frozen=True)
 class _Committed:
     """A request as serial decoding would leave it: what every step that never speculated sees."""
 
-    mean: FloatArray
+    mean: Tensor
     tokens: Tensor
     entries: Tensor
 
@@ -65,14 +67,15 @@ class _Rejected:
 
 
 class Content:
-    """All keys of a case.
+    """All keys of a case, drawn on the CPU, whatever the device, and put together on the device.
 
     A token that stays committed has the same K in every step. A rejected draft has a K of its own in the verify
     step, and becomes the decoy of the step that follows: what a backend would see that forgot to roll back.
     """
 
-    def __init__(self, plans: Sequence[StepPlan], ratio: int, seed: int) -> None:
+    def __init__(self, plans: Sequence[StepPlan], ratio: int, seed: int, device: str) -> None:
         self._ratio = ratio
+        self._device = device
         self._committed: dict[int, _Committed] = {}
         self._rejected: dict[int, _Rejected] = {}
         length: dict[int, int] = {}
@@ -86,30 +89,31 @@ class Content:
         for request, total in length.items():
             mean = _mean(seed, request)
             self._committed[request] = _Committed(
-                mean,
-                _far_repeated(stream(seed, "tokens", request), mean, total + 1, first[request] - _FAR),
-                _keys(stream(seed, "entries", request), mean, total // ratio + 1 if ratio else 0),
+                torch.from_numpy(mean).to(device),
+                self._long(stream(seed, "tokens", request), mean, total + 1, first[request] - _FAR),
+                self._keys(stream(seed, "entries", request), mean, total // ratio + 1 if ratio else 0),
             )
 
     def bank(self, plan: StepPlan) -> Bank:
         """The keys as of ``plan``: committed ones, the step's own rows, and decoys."""
-        tokens: list[Tensor] = [torch.empty(0, HEAD_DIM, dtype=torch.bfloat16)]
-        entries: list[Tensor] = [torch.empty(0, HEAD_DIM, dtype=torch.bfloat16)]
+        empty = torch.empty(0, HEAD_DIM, dtype=torch.bfloat16, device=self._device)
+        tokens: list[Tensor] = []
+        entries: list[Tensor] = []
         for span in plan.spans:
             committed = self._committed[span.request]
             rejected = self._rejected.get(span.request)
-            tokens.append(_overlaid(committed.tokens, span.total + 1, span, rejected and _tail(rejected)))
-            if self._ratio:
-                count = span.total // self._ratio + 1
-                tail = rejected and (rejected.entry, rejected.entries)
-                entries.append(_overlaid(committed.entries, count, span, tail))
+            tail = (rejected.position, rejected.tokens) if rejected else None
+            tokens.append(_overlaid(committed.tokens, span.total + 1, span, tail))
+            tail = (rejected.entry, rejected.entries) if rejected else None
+            count = span.total // self._ratio + 1 if self._ratio else 0
+            entries.append(_overlaid(committed.entries, count, span, tail))
         means = [self._committed[span.request].mean for span in plan.spans]
         return Bank(
-            tokens=torch.cat(tokens),
-            token_base=_base(tokens[1:]),
-            entries=torch.cat(entries),
-            entry_base=_base(entries[1:] if self._ratio else [entries[0]] * len(plan.spans)),
-            mean=np.stack(means) if means else np.empty((0, HEAD_DIM), np.float32),
+            tokens=torch.cat([empty, *tokens]),
+            token_base=_base(tokens),
+            entries=torch.cat([empty, *entries]),
+            entry_base=_base(entries),
+            mean=torch.stack(means) if means else empty.float(),
         )
 
     def _draw_rejected(self, span: Span, seed: int) -> _Rejected:
@@ -119,14 +123,24 @@ class Content:
         stored = span.total // self._ratio - entry if self._ratio else 0
         return _Rejected(
             position,
-            _keys(stream(seed, "rejected tokens", span.request), mean, span.total - position),
+            self._keys(stream(seed, "rejected tokens", span.request), mean, span.total - position),
             entry,
-            _keys(stream(seed, "rejected entries", span.request), mean, stored),
+            self._keys(stream(seed, "rejected entries", span.request), mean, stored),
         )
 
+    def _keys(self, generator: np.random.Generator, mean: FloatArray, count: int) -> Tensor:
+        drawn = generator.standard_normal((count, HEAD_DIM), dtype=np.float32)
+        drawn *= DEVIATION
+        drawn += mean
+        return torch.from_numpy(np.clip(drawn, -CLIP, CLIP, out=drawn)).to(torch.bfloat16).to(self._device)
 
-def _tail(rejected: _Rejected) -> tuple[int, Tensor]:
-    return rejected.position, rejected.tokens
+    def _long(self, generator: np.random.Generator, mean: FloatArray, count: int, near: int) -> Tensor:
+        """``count`` keys, of which those before ``near`` repeat a block of ``_BLOCK``: long contexts stay cheap."""
+        if near <= _BLOCK:
+            return self._keys(generator, mean, count)
+        block = self._keys(generator, mean, _BLOCK)
+        far = block.repeat(-(-near // _BLOCK), 1)[:near]
+        return torch.cat([far, self._keys(generator, mean, count - near)])
 
 
 def _overlaid(committed: Tensor, count: int, span: Span, tail: tuple[int, Tensor] | None) -> Tensor:
@@ -151,19 +165,3 @@ def _base(parts: Sequence[Tensor]) -> np.ndarray[tuple[int, ...], np.dtype[np.in
 def _mean(seed: int, request: int) -> FloatArray:
     signs = stream(seed, "mean", request).integers(0, 2, HEAD_DIM) * 2 - 1
     return (signs * MEAN).astype(np.float32)
-
-
-def _keys(generator: np.random.Generator, mean: FloatArray, count: int) -> Tensor:
-    drawn = generator.standard_normal((count, HEAD_DIM), dtype=np.float32)
-    drawn *= DEVIATION
-    drawn += mean
-    return torch.from_numpy(np.clip(drawn, -CLIP, CLIP, out=drawn)).to(torch.bfloat16)
-
-
-def _far_repeated(generator: np.random.Generator, mean: FloatArray, count: int, near: int) -> Tensor:
-    """``count`` keys, of which those before ``near`` repeat a block of ``_BLOCK``: long contexts stay cheap."""
-    if near <= _BLOCK:
-        return _keys(generator, mean, count)
-    block = _keys(generator, mean, _BLOCK)
-    far = block.repeat(-(-near // _BLOCK), 1)[:near]
-    return torch.cat([far, _keys(generator, mean, count - near)])

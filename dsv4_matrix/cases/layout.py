@@ -1,4 +1,4 @@
-"""Where a case's bytes lie: pages, SWA slots and the scheduler's tables, as unlike the identity as a scheduler allows."""
+"""Where a case's bytes lie: pages, SWA slots and the scheduler's tables, unlike the identity in every way allowed."""
 
 from __future__ import annotations
 

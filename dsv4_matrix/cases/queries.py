@@ -7,6 +7,8 @@ fair share, and two are flat. The judge measures that this works; see ``dsv4_mat
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +26,9 @@ _FLAT_DEVIATION = 2.0
 #: A sink head's log-sum-exp lies within this of its sink, so that the sink takes between a quarter and three quarters.
 _SINK_SPREAD = 1.0
 _ABSENT = -1
+
+DoubleArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+AnyArray = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 
 def sinks(kind: str, heads: int, seed: int) -> FloatArray:
@@ -77,8 +82,11 @@ def draw_queries(
     seed: int,
     step: int,
 ) -> Tensor:
-    """bf16 ``[T, H, 512]`` on the CPU, contiguous. One numpy pass a role; no loop over rows."""
-    rows, heads = len(positions), len(sink)
+    """bf16 ``[T, H, 512]``, contiguous, on the bank's device. One pass a role; no loop over rows."""
+    rows, heads, device = len(positions), len(sink), bank.tokens.device
+    queries = torch.empty((rows, heads, HEAD_DIM), dtype=torch.bfloat16, device=device)
+    if not rows:
+        return queries
     generator = stream(seed, "queries", step)
     roles = _ROLES[np.arange(heads) % len(_ROLES)]
     peaked, sunk, flat = (np.flatnonzero(roles == role) for role in "psf")
@@ -86,26 +94,34 @@ def draw_queries(
     if ratio:
         complete = (positions + 1) // ratio
         seen = seen + (np.minimum(complete, selection.shape[1]) if selection is not None else complete)
-    queries = np.empty((rows, heads, HEAD_DIM), np.float32)
-    if not rows:
-        return torch.from_numpy(queries).to(torch.bfloat16)
 
-    keys = torch.cat([bank.tokens, bank.entries]).float().numpy()
-    targets = _critical_keys(bank, ratio, request, positions, selection, generator)
-    queries[:, peaked] = keys[_rotated(targets, len(peaked))]
+    aimed = _rotated(_critical_keys(bank, ratio, request, positions, selection, generator), len(peaked))
     # q = a k scores a scale |k|^2 at k and a scale |mu|^2 elsewhere: a scale 512 DEVIATION^2 less.
     boost = _BOOST + np.log(np.maximum(seen, WINDOW) / WINDOW)
-    gain = boost / (scale * HEAD_DIM * DEVIATION**2)
-    queries[:, peaked] *= gain[:, None, None].astype(np.float32)
-
-    mean = bank.mean[request]
+    gain = (boost / (scale * HEAD_DIM * DEVIATION**2)).astype(np.float32)
     want = np.where(sink > -100, sink, 0)[sunk] + generator.uniform(-_SINK_SPREAD, _SINK_SPREAD, (rows, len(sunk)))
-    queries[:, sunk] = _away(want, np.log(seen)[:, None], scale)[..., None] * mean[:, None, :]
-    queries[:, flat] = _FLAT_DEVIATION * generator.standard_normal((rows, len(flat), HEAD_DIM), dtype=np.float32)
-    return torch.from_numpy(queries).to(torch.bfloat16)
+    away = _away(want, np.log(seen)[:, None], scale).astype(np.float32)
+    noise = _FLAT_DEVIATION * generator.standard_normal((rows, len(flat), HEAD_DIM), dtype=np.float32)
+
+    def moved(array: AnyArray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    queries[:, moved(peaked)] = (_gathered(bank, moved(aimed)) * moved(gain)[:, None, None]).to(queries.dtype)
+    queries[:, moved(sunk)] = (moved(away)[..., None] * bank.mean[moved(request)][:, None, :]).to(queries.dtype)
+    queries[:, moved(flat)] = moved(noise).to(queries.dtype)
+    return queries
 
 
-def _away(want: FloatArray, log_count: FloatArray, scale: float) -> FloatArray:
+def _gathered(bank: Bank, keys: Tensor) -> Tensor:
+    """fp32 ``[T, P, 512]``: rows of the tokens and, numbered behind them, of the entries."""
+    tokens = len(bank.tokens)
+    found = bank.tokens[keys.clamp(max=tokens - 1)]
+    if len(bank.entries):
+        found = torch.where((keys < tokens)[..., None], found, bank.entries[(keys - tokens).clamp(min=0)])
+    return found.float()
+
+
+def _away(want: DoubleArray, log_count: DoubleArray, scale: float) -> DoubleArray:
     """b such that q = b mu has log-sum-exp ``want``: b u + (b v)^2 / 2 + log_count = want, the root next to zero.
 
     Scores of q = b mu are normal with mean b u, u = scale |mu|^2, and deviation b v, v = scale |mu| DEVIATION.
@@ -113,7 +129,7 @@ def _away(want: FloatArray, log_count: FloatArray, scale: float) -> FloatArray:
     u = scale * HEAD_DIM * MEAN**2
     v = scale * MEAN * np.sqrt(HEAD_DIM) * DEVIATION
     discriminant = np.maximum(u * u + 2 * v * v * (want - log_count), 0.0)
-    return ((-u + np.sqrt(discriminant)) / (v * v)).astype(np.float32)
+    return np.asarray((-u + np.sqrt(discriminant)) / (v * v))
 
 
 def _critical_keys(
@@ -161,4 +177,4 @@ def _rotated(targets: IntArray, heads: int) -> IntArray:
     present = targets != _ABSENT
     ordered = np.take_along_axis(targets, np.argsort(~present, axis=1, kind="stable"), 1)
     turn = np.arange(heads)[None, :] + np.arange(len(targets))[:, None]
-    return np.take_along_axis(ordered, turn % present.sum(1, keepdims=True), 1)
+    return np.asarray(np.take_along_axis(ordered, turn % present.sum(1, keepdims=True), 1))

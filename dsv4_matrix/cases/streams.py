@@ -8,5 +8,5 @@ import numpy as np
 
 
 def stream(seed: int, *names: str | int) -> np.random.Generator:
-    """A generator that depends on the case's seed and the names only: not on process, order, device or torch version."""
+    """A generator that depends on the case's seed and the names only: not on process, order, device or torch."""
     return np.random.default_rng([seed, crc32("/".join(map(str, names)).encode())])

@@ -14,9 +14,13 @@ Outputs = tuple[tuple[Tensor, Tensor], ...]
 
 
 class CapturedStep(Protocol):
-    """``outputs`` are ``(out, lse)`` of each forward inside the graph, in static memory."""
+    """``outputs`` are ``(out, lse)`` of each forward inside the graph, in static memory.
+
+    ``syncs`` are host syncs that the step made and hid while it was captured.
+    """
 
     outputs: Outputs
+    syncs: tuple[str, ...]
 
     @property
     def recorded(self) -> int:
@@ -30,6 +34,8 @@ class CudaGraphStep:
     """``torch.cuda.graph`` around the step. Raises what CUDA raises, for one at a host sync inside the step."""
 
     def __init__(self, step: Callable[[], Outputs]) -> None:
+        # CUDA itself ends a capture at a sync: none can be hidden.
+        self.syncs: tuple[str, ...] = ()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self.outputs = step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -13,7 +12,6 @@ from dsv4_matrix.declaration.model import Variant
 from dsv4_matrix.modes.capture import Outputs
 from dsv4_matrix.modes.eager import Answer, check_promises, prepare
 from dsv4_matrix.modes.graph import IDLE, captured, check_capture, live_rows, poison_outputs, replay_order
-from dsv4_matrix.modes.host_sync import no_host_sync
 from dsv4_matrix.modes.static_step import SEQ_LEN_FILL, StaticStep
 from dsv4_matrix.modes.step import StepInputs, entries_stored, store_and_attend
 from dsv4_matrix.modes.trace import LegEnded, Notebook
@@ -96,8 +94,7 @@ def _run_eager(
             watch = InputWatch(runner, *inputs, *[replace(inputs[0], batch=batch)])
             cache = CacheWatch(multi.attn_backends[0].kv_buffers())
             results: list[Answer] = []
-            syncs = no_host_sync(runner.device) if variant.gpu_only_lens else nullcontext()
-            with notebook.backend_at_work(place), syncs:
+            with notebook.backend_at_work(place, no_sync_on=runner.device if variant.gpu_only_lens else ""):
                 if not per_step:
                     multi.init_forward_metadata(batch)
                 for number, given in enumerate(inputs):
@@ -163,9 +160,9 @@ def _replay_all(
             flat.fill(None if idle else chain.batch())
             watch, cache = InputWatch(runner, *[static.inputs for static in statics]), CacheWatch(pools)
             poison_outputs(graph.outputs)
+            with notebook.backend_at_work(place, no_sync_on=runner.device if variant.gpu_only_lens else ""):
+                multi.init_forward_metadata_out_graph(flat.batch)
             with notebook.backend_at_work(place):
-                with no_host_sync(runner.device) if variant.gpu_only_lens else nullcontext():
-                    multi.init_forward_metadata_out_graph(flat.batch)
                 graph.replay()
             notebook.replays += 1
             stored = 0 if idle else sum(entries_stored(step) for step in chain.steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from dsv4_matrix.cases.poison import poison_allocator, poison_pools
 from dsv4_matrix.cases.scenario import Placement, Scenario, Step
-from dsv4_matrix.modes.host_sync import no_host_sync
 from dsv4_matrix.modes.step import StepInputs, entries_stored, run_eager_step
 from dsv4_matrix.modes.trace import LegEnded, Notebook
 from dsv4_matrix.modes.watch import ENTRY_BYTES, CacheWatch, InputWatch
@@ -80,8 +78,7 @@ def watched_eager_step(
     watch, cache = InputWatch(runner, inputs), CacheWatch(backend.kv_buffers())
     rows, heads, head_dim = step.q.shape
     poison_allocator((((rows, heads, head_dim), torch.bfloat16), ((rows, heads), torch.float32)), runner.device)
-    syncs: AbstractContextManager[object] = no_host_sync(runner.device) if gpu_only_lens else nullcontext()
-    with notebook.backend_at_work(place), syncs:
+    with notebook.backend_at_work(place, no_sync_on=runner.device if gpu_only_lens else ""):
         answer: Answer = run_eager_step(backend, inputs)
     check_promises(notebook, place, watch, cache, entries_stored(step))
     return answer if notebook.check_answer(place, answer, rows, heads, head_dim) else None

@@ -9,11 +9,11 @@ _HERE = str(Path(__file__).parent)
 
 
 class HostSyncError(RuntimeError):
-    """The backend waited for the device, or read it from the host, where a graph is captured or lengths are GPU-only."""
+    """The backend waited for the device, or read from it, where a graph is captured or lengths are GPU-only."""
 
 
 class BackendError(RuntimeError):
-    """The backend raised. ``str()`` is one screen: where the case was, the exception, the backend's innermost frames."""
+    """The backend raised. ``str()`` is one screen: where the case was, the exception, the backend's last frames."""
 
     def __init__(self, place: str, error: BaseException) -> None:
         self.place = place

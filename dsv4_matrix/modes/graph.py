@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from dsv4_matrix.cases.scenario import Scenario
 from dsv4_matrix.declaration.model import Variant
 from dsv4_matrix.modes.capture import CapturedStep, Outputs, capture
 from dsv4_matrix.modes.eager import Answer, check_promises, prepare, run_leg, watched_eager_step
-from dsv4_matrix.modes.host_sync import no_host_sync
 from dsv4_matrix.modes.static_step import StaticStep
 from dsv4_matrix.modes.step import entries_stored, run_captured_step
 from dsv4_matrix.modes.trace import LegEnded, Notebook
@@ -54,7 +52,12 @@ def _replay_all(
     rows = max((count for n in in_graph for count in steps[n].row_counts), default=1)
     empty = [n for n in in_graph if not steps[n].q.shape[0]]
     static = StaticStep(
-        steps[0], bucket, rows, captured_mode, strided_q=variant.q_layout == "strided", on_host=not variant.gpu_only_lens
+        steps[0],
+        bucket,
+        rows,
+        captured_mode,
+        strided_q=variant.q_layout == "strided",
+        on_host=not variant.gpu_only_lens,
     )
     try:
         with notebook.backend_at_work("graph leg, building the backend"):
@@ -88,9 +91,9 @@ def _replay_all(
                 static.fill(step, placement)
             watch, cache = InputWatch(runner, static.inputs), CacheWatch(backend.kv_buffers())
             poison_outputs(graph.outputs)
+            with notebook.backend_at_work(place, no_sync_on=runner.device if variant.gpu_only_lens else ""):
+                backend.init_forward_metadata_out_graph(static.inputs.batch)
             with notebook.backend_at_work(place):
-                with no_host_sync(runner.device) if variant.gpu_only_lens else nullcontext():
-                    backend.init_forward_metadata_out_graph(static.inputs.batch)
                 graph.replay()
             notebook.replays += 1
             check_promises(notebook, place, watch, cache, 0 if number == IDLE else entries_stored(step))
@@ -123,6 +126,8 @@ def check_capture(
     """Something was captured, its outputs have their shapes, and its pad rows wrote no cache byte."""
     if not graph.recorded:
         notebook.violated("capture: the graph holds nothing; the step ran outside of it")
+    for sync in graph.syncs:
+        notebook.violated(f"capture: {sync} (the backend caught the error)")
     changed = cache.changed()
     if changed:
         notebook.violated(f"capture: {changed} cache bytes changed, though every row of the capture is a pad row")

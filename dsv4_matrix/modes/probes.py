@@ -16,7 +16,7 @@ __all__ = ["SITES", "ProbeFailed", "Site", "run_probe"]
 
 
 class ProbeFailed(AssertionError):  # noqa: N818  (reads as the outcome)
-    """The promised refusal did not happen. ``str()`` says what happened, what the declaration says, and what to edit."""
+    """The promised refusal did not happen. ``str()``: what happened, what the declaration says, what to edit."""
 
 
 def run_probe(case: Case, matrix: Matrix, factory: BackendFactory, device: str) -> None:

@@ -75,7 +75,12 @@ class _Recording(SyncWatch):
         if callable(grid):
             # The grid may close over values that change; the graph keeps the one that it was captured with.
             seen: list[tuple[int, ...]] = []
-            executor.grid = lambda meta: seen.append(tuple(grid(meta))) or seen[-1]
+
+            def grid_once(meta: dict[str, Any]) -> tuple[int, ...]:
+                seen.append(tuple(grid(meta)))
+                return seen[-1]
+
+            executor.grid = grid_once
             result = run()
             executor.grid = seen[-1]
         else:

@@ -33,7 +33,7 @@ class StaticStep:
             return torch.full((total, head_dim), float("nan"), dtype=torch.bfloat16, device=device)
 
         self._bucket, self._rows, self._on_host = bucket, rows, on_host
-        empty_q = torch.full((total, heads, head_dim), float("nan"), dtype=torch.bfloat16)
+        empty_q = torch.full((total, heads, head_dim), float("nan"), dtype=torch.bfloat16, device=device)
         width = like.selection.shape[1] if like.selection is not None else 0
         self._garbage = garbage_selection(total, width, device)
         self.inputs = StepInputs(
@@ -47,7 +47,7 @@ class StaticStep:
                 draft_token_num=rows if mode == ForwardMode.TARGET_VERIFY else None,
             ),
             ratio=like.ratio,
-            q=laid_out_query(empty_q, "strided" if strided_q else "contiguous", device),
+            q=laid_out_query(empty_q, "strided" if strided_q else "contiguous"),
             k=keys(),
             compressed=keys() if like.compressed is not None else None,
             selection=self._garbage.clone() if like.selection is not None else None,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dsv4_matrix.cases.scenario import Observation
 from dsv4_matrix.modes.errors import BackendError, HostSyncError
+from dsv4_matrix.modes.host_sync import no_host_sync
 from dsv4_matrix.modes.watch import same_bits
 
 
@@ -48,10 +49,19 @@ class Notebook:
         return Trace(tuple(self.observations), self.captures, self.replays, tuple(self.violations))
 
     @contextmanager
-    def backend_at_work(self, place: str) -> Iterator[None]:
-        """The backend's own code runs inside: a host sync becomes a violation, any other exception a BackendError."""
+    def backend_at_work(self, place: str, *, no_sync_on: str = "") -> Iterator[None]:
+        """The backend's own code runs inside: a host sync becomes a violation, any other exception a BackendError.
+
+        With ``no_sync_on`` a device, host syncs are refused; without, only a captured step refuses them.
+        """
         try:
-            yield
+            if not no_sync_on:
+                yield
+                return
+            with no_host_sync(no_sync_on) as syncs:
+                yield
+            for sync in syncs:
+                self.violated(f"{place}: {sync} (the backend caught the error)")
         except HostSyncError as error:
             self.violated(f"{place}: {error}")
             raise LegEnded from error

@@ -1,4 +1,4 @@
-"""Watches what a backend may not touch: its inputs, the scheduler's tables, and every cache byte that it does not own."""
+"""Watches what a backend may not touch: its inputs, the scheduler's tables, cache bytes that it does not own."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ layout of its own (584 bytes each, not the production pages), reads nothing but 
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -106,6 +107,7 @@ class ToyBackend:
         self._map: Tensor | None = None
         self._static: Metadata | None = None
         self._cached_out: Tensor | None = None
+        self._previous: Tensor | None = None
         self._dead = False
         self._max_bs = 0
 
@@ -226,10 +228,8 @@ class ToyBackend:
         if self.has("host_sync_in_graph"):
             batch.seq_lens.max().item()
         if self.has("host_sync_swallowed"):
-            try:
+            with contextlib.suppress(Exception):
                 batch.seq_lens.tolist()
-            except Exception:  # the defect
-                pass
         self.meta = self._static if self._static is not None else self._metadata(batch)
         if self._cached_out is not None:
             self.meta.swa_out = self._cached_out
@@ -332,10 +332,10 @@ class ToyBackend:
         valid = (raw >= 0) & (raw < complete)
         last = (torch.where(valid, raw, 0) * 4 + 3).clamp(max=table.shape[1] - 1)
         slots = torch.where(valid, table[meta.table_row[:, None], last] // 4, -1)
-        if self.has("selection_not_reset") and getattr(self, "_previous", None) is not None:
-            if self._previous.shape == slots.shape:
+        if self.has("selection_not_reset"):
+            if self._previous is not None and self._previous.shape == slots.shape:
                 slots = torch.where(slots < 0, self._previous, slots)
-        self._previous = slots.clone()
+            self._previous = slots.clone()
         meta.c4.copy_(slots)
 
     def forward(self, q: Tensor, batch: Any, compress_ratio: int, attn_sink: Tensor) -> tuple[Tensor, Tensor]:
