@@ -33,7 +33,7 @@ class Compiled:
     Attributes:
         kernel, target: names.
         shared: bytes of shared memory, to be held against ``shared_limit``.
-        matrix_instruction: ``wgmma``, ``tcgen05``, ``mma`` or ``mfma``; empty if there is none.
+        matrix_instruction: ``wgmma``, ``tcgen05.mma``, ``mma.sync`` or ``mfma``; empty if there is none.
         registers, spill_bytes: from ptxas, a thread; None for targets without one.
     """
 
@@ -98,19 +98,9 @@ def compile_kernel(name: str, target: Target, **launch: int) -> tuple[Compiled, 
     code = compiled.asm.get("ptx") or compiled.asm.get("amdgcn", "")
     if "ptx" in compiled.asm:
         registers, spills = _ptxas(code)
-    found = [x for x in ("wgmma", "tcgen05.mma", "mfma", "mma.sync") if x in code]
-    return (
-        Compiled(
-            name,
-            target.name,
-            compiled.metadata.shared,
-            target.shared_limit,
-            found[0] if found else "",
-            registers,
-            spills,
-        ),
-        compiled,
-    )
+    found = next((x for x in ("wgmma", "tcgen05.mma", "mfma", "mma.sync") if x in code), "")
+    shared = compiled.metadata.shared
+    return Compiled(name, target.name, shared, target.shared_limit, found, registers, spills), compiled
 
 
 def _ptxas(ptx: str) -> tuple[int, int]:

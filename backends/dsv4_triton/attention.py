@@ -21,7 +21,7 @@ from dsv4_triton.arguments import (
 )
 from dsv4_triton.attention_kernel import attend, combine
 from dsv4_triton.geometry import HEAD_DIM
-from dsv4_triton.target import Target, target_of
+from dsv4_triton.target import launching_on, target_of
 
 #: scores are kept in base 2, as exp2 is what hardware has
 LOG2E = 1.4426950408889634
@@ -63,41 +63,33 @@ def launch(
         row_bytes = splits * heads * PARTIAL_WORDS * 4
         chunk = min(rows, max(1, WORKSPACE_BYTES // row_bytes))
         partial = torch.empty(chunk * row_bytes // 4, dtype=torch.float32, device=q.device)
-    for first in range(0, rows, chunk):
-        count = min(chunk, rows - first)
-        _attend_rows(q, main, extra, sink, scale, out, lse, target, first, count, splits, split_blocks, partial)
-
-
-def _attend_rows(
-    q: torch.Tensor, main: KeyList, extra: KeyList | None, sink: torch.Tensor | None, scale: float,
-    out: torch.Tensor, lse: torch.Tensor, target: Target,
-    first: int, count: int, splits: int, split_blocks: int, partial: torch.Tensor,
-) -> None:  # fmt: skip
-    _, seq, heads, _ = q.shape
-    given = (
-        (main.lengths is not None) | (extra is not None and extra.lengths is not None) << 1 | (sink is not None) << 2
-    )
-    lengths = main.indices if main.lengths is None else main.lengths
     other = main if extra is None else extra
+    lengths = main.indices if main.lengths is None else main.lengths
     extra_lengths = lengths if other.lengths is None else other.lengths
     extra_width = 0 if extra is None else extra.width
-    sinks = lse if sink is None else sink
-    out_at = (out, *out.stride()[:3], lse, *lse.stride(), sinks)
-    attend[(count * triton.cdiv(heads, target.block_h), splits)](
-        q, *q.stride()[:3], *out_at, scale * LOG2E, seq, heads, first,
-        *main.addressing(), main.indices, *main.indices.stride(), lengths, main.width,
-        *other.addressing(), other.indices, *other.indices.stride(), extra_lengths, extra_width,
-        given, partial, splits,
-        PACKED=main.packed, ALIGNED=main.aligned() and other.aligned() and on_16_bytes(q, 3) and on_16_bytes(out, 3), ASM=target.packed_decode,
-        BLOCK_H=target.block_h, BLOCK_N=target.block_n, SPLIT_BLOCKS=split_blocks, PARTS=target.parts,
-        num_warps=target.num_warps, num_stages=target.num_stages, enable_fp_fusion=True,
-    )  # fmt: skip
-    if splits > 1:
-        per = heads if target.name == "interpreter" else COMBINE_HEADS
-        combine[(count, heads // per)](
-            partial, splits, *out_at, seq, heads, first, lengths, main.width, extra_lengths, extra_width, given,
-            BLOCK_N=target.block_n, SPLIT_BLOCKS=split_blocks, HEADS=per, num_warps=4, enable_fp_fusion=True,
-        )  # fmt: skip
+    optional = (main.lengths, None if extra is None else extra.lengths, sink)
+    given = sum(1 << bit for bit, x in enumerate(optional) if x is not None)
+    aligned = main.aligned() and other.aligned() and on_16_bytes(q, 3) and on_16_bytes(out, 3)
+    output = (out, *out.stride()[:3], lse, *lse.stride(), lse if sink is None else sink)
+    with launching_on(q):
+        for first in range(0, rows, chunk):
+            count = min(chunk, rows - first)
+            attend[(count * triton.cdiv(heads, target.block_h), splits)](
+                q, *q.stride()[:3], *output, scale * LOG2E, seq, heads, first,
+                *main.addressing(), main.indices, *main.indices.stride(), lengths, main.width,
+                *other.addressing(), other.indices, *other.indices.stride(), extra_lengths, extra_width,
+                given, partial, splits,
+                PACKED=main.packed, ALIGNED=aligned, ASM=target.packed_decode,
+                BLOCK_H=target.block_h, BLOCK_N=target.block_n, SPLIT_BLOCKS=split_blocks, PARTS=target.parts,
+                num_warps=target.num_warps, num_stages=target.num_stages, enable_fp_fusion=True,
+            )  # fmt: skip
+            if splits > 1:
+                per = heads if target.name == "interpreter" else COMBINE_HEADS
+                combine[(count, heads // per)](
+                    partial, splits, *output, seq, heads, first, lengths, main.width, extra_lengths, extra_width,
+                    given, BLOCK_N=target.block_n, SPLIT_BLOCKS=split_blocks, HEADS=per, num_warps=4,
+                    enable_fp_fusion=True,
+                )  # fmt: skip
 
 
 def sparse_attention(

@@ -149,7 +149,7 @@ def _step(
     base = tl.where(main, cache, extra_cache)
     row_stride = tl.where(main, stride, extra_stride).to(tl.int64)
     if ALIGNED:
-        row_stride = tl.multiple_of(row_stride, 16)
+        row_stride = tl.multiple_of(row_stride, 16 if PACKED else 8)  # bytes, or bf16 elements
     if PACKED:
         entries = tl.where(main, page, extra_page)
         # slot // entries, by the constants of ``arguments.divider``: a division would cost more than a key's decode
@@ -200,7 +200,7 @@ def normaliser(top, total, sink):
     ``total == 0`` tells an empty row, and is false for NaN: a poisoned row must come out as NaN, not as zero.
     """
     empty = total == 0.0
-    denominator = total + tl.exp2(sink * LOG2E - tl.where(empty, 0.0, top))
+    denominator = tl.where(empty, 1.0, total + tl.exp2(sink * LOG2E - tl.where(empty, 0.0, top)))
     factor = tl.where(empty, 0.0, 1.0 / denominator)
     lse = tl.where(empty, float("inf"), (top + tl.log2(tl.where(empty, 1.0, total))) * LN2)
     return factor, lse
@@ -208,14 +208,14 @@ def normaliser(top, total, sink):
 
 @triton.jit(do_not_specialize=[
     "seq", "heads", "q_b", "q_s", "q_h", "o_b", "o_s", "o_h", "l_b", "l_s", "l_h", "i_b", "i_s", "i_k", "e_b", "e_s",
-    "e_k", "width", "extra_width", "given", "page", "extra_page", "magic", "extra_magic", "shift", "extra_shift", "stride", "extra_stride", "capacity",
-    "extra_capacity", "first_row", "partial_splits",
+    "e_k", "width", "extra_width", "given", "page", "extra_page", "magic", "extra_magic", "shift", "extra_shift",
+    "stride", "extra_stride", "capacity", "extra_capacity", "first_row", "partial_splits",
 ])  # fmt: skip
 def attend(
     q, q_b, q_s, q_h, out, o_b, o_s, o_h, lse, l_b, l_s, l_h, sink, scale, seq, heads, first_row,
     cache, page, magic, shift, stride, capacity, index, i_b, i_s, i_k, lengths, width,
-    extra_cache, extra_page, extra_magic, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, e_k, extra_lengths, extra_width,
-    given, partial, partial_splits,
+    extra_cache, extra_page, extra_magic, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, e_k,
+    extra_lengths, extra_width, given, partial, partial_splits,
     PACKED: tl.constexpr, ALIGNED: tl.constexpr, ASM: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT_BLOCKS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -253,18 +253,16 @@ def attend(
         while i < last:
             top, total, acc = _step(
                 i, main_blocks, length, extra_length, index_row, extra_index_row, i_k, e_k, cache, extra_cache,
-                page, extra_page, magic, extra_magic, shift, extra_shift, stride, extra_stride, capacity, extra_capacity,
-                query, scale, top, total, acc,
-                PACKED, ALIGNED, BLOCK_N, ASM, PARTS,
+                page, extra_page, magic, extra_magic, shift, extra_shift, stride, extra_stride,
+                capacity, extra_capacity, query, scale, top, total, acc, PACKED, ALIGNED, BLOCK_N, ASM, PARTS,
             )  # fmt: skip
             i += 1
     else:
         for i in range(first, last):
             top, total, acc = _step(
                 i, main_blocks, length, extra_length, index_row, extra_index_row, i_k, e_k, cache, extra_cache,
-                page, extra_page, magic, extra_magic, shift, extra_shift, stride, extra_stride, capacity, extra_capacity,
-                query, scale, top, total, acc,
-                PACKED, ALIGNED, BLOCK_N, ASM, PARTS,
+                page, extra_page, magic, extra_magic, shift, extra_shift, stride, extra_stride,
+                capacity, extra_capacity, query, scale, top, total, acc, PACKED, ALIGNED, BLOCK_N, ASM, PARTS,
             )  # fmt: skip
 
     if splits == 1:
@@ -295,7 +293,7 @@ def combine(
     lengths, width, extra_lengths, extra_width, given,
     BLOCK_N: tl.constexpr, SPLIT_BLOCKS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Join a row's splits in ascending order: one program per (row, HEADS heads), none's work if the row had one split.
+    """Join a row's splits in ascending order: one program per (row, HEADS heads), idle where the row had one split.
 
     Only splits that the row's own lengths call for are read; the rest of the workspace was never written. A split
     without keys has weight exactly 0 and zeros for its sum, so trailing padding leaves the bits alone.
@@ -326,9 +324,8 @@ def combine(
         acc = acc * keep[:, None] + tl.load(at[:, None] + column) * weight[:, None]
         top = new_top
         i += 1
-    factor, row_lse = normaliser(
-        top, total, tl.load(sink + h, mask=(h < heads) & ((given & 4) != 0), other=float("-inf"))
-    )
+    sinks = tl.load(sink + h, mask=(h < heads) & ((given & 4) != 0), other=float("-inf"))
+    factor, row_lse = normaliser(top, total, sinks)
     tl.store(lse + b * l_b + s * l_s + h * l_h, row_lse)
     to = (out + b * o_b + s * o_s) + h.to(tl.int64)[:, None] * o_h
     tl.store(to + column, fp32_to_bf16(acc * factor[:, None]))

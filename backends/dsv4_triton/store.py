@@ -24,7 +24,7 @@ from dsv4_triton.numerics import (
     scale_byte,
 )
 from dsv4_triton.pool import PackedPool
-from dsv4_triton.target import target_of
+from dsv4_triton.target import launching_on, target_of
 
 
 @triton.jit
@@ -150,13 +150,14 @@ def pack_and_store(
     if n == 0:
         return
     target = target_of(k.device)
-    _pack_and_store[(triton.cdiv(n, target.store_rows),)](
-        k.view(torch.int16), k.stride(0), slots.contiguous(), slots if mapping is None else mapping.contiguous(),
-        0 if mapping is None else mapping.shape[0], ratio,
-        pool.buffer, pool.page_entries, pool.capacity, pool.buffer.stride(0), n,
-        MAPPED=mapping is not None, HARDWARE=target.hardware_fp8, ROWS=target.store_rows, num_warps=4,
-        enable_fp_fusion=True,
-    )  # fmt: skip
+    with launching_on(k):
+        _pack_and_store[(triton.cdiv(n, target.store_rows),)](
+            k.view(torch.int16), k.stride(0), slots.contiguous(), slots if mapping is None else mapping.contiguous(),
+            0 if mapping is None else mapping.shape[0], ratio,
+            pool.buffer, pool.page_entries, pool.capacity, pool.buffer.stride(0), n,
+            MAPPED=mapping is not None, HARDWARE=target.hardware_fp8, ROWS=target.store_rows, num_warps=4,
+            enable_fp_fusion=True,
+        )  # fmt: skip
 
 
 def unpack(pool: PackedPool, slots: torch.Tensor, out: torch.Tensor) -> None:
@@ -174,7 +175,9 @@ def unpack(pool: PackedPool, slots: torch.Tensor, out: torch.Tensor) -> None:
     if n == 0:
         return
     target = target_of(out.device)
-    _unpack[(triton.cdiv(n, target.store_rows),)](
-        pool.buffer, pool.page_entries, pool.capacity, pool.buffer.stride(0), slots.contiguous(), out, out.stride(0), n,
-        ROWS=target.store_rows, num_warps=4, enable_fp_fusion=True,
-    )  # fmt: skip
+    with launching_on(out):
+        _unpack[(triton.cdiv(n, target.store_rows),)](
+            pool.buffer, pool.page_entries, pool.capacity, pool.buffer.stride(0),
+            slots.contiguous(), out, out.stride(0), n,
+            ROWS=target.store_rows, num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip

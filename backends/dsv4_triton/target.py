@@ -5,9 +5,12 @@ Bits of a result may depend on these values, so they are a function of the devic
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 
 from dsv4_triton.numerics import INTERPRETED
@@ -43,8 +46,11 @@ class Target:
 
 
 KIB = 1024
+#: sm_100 keeps to 32 heads on purpose: 64 would use tensor memory, and Triton lays the accumulators out in 544 of its
+#: 512 columns, upon which the kernel becomes a trap.
 TARGETS = {
     "sm80": Target("sm80", 163 * KIB, 32, 32, 8, 1, True, False, 8),
+    "sm86": Target("sm86", 99 * KIB, 32, 32, 8, 1, True, False, 8),
     "sm89": Target("sm89", 99 * KIB, 32, 32, 8, 1, True, True, 8),
     "sm90": Target("sm90", 227 * KIB, 64, 64, 8, 2, True, True, 8),
     "sm100": Target("sm100", 227 * KIB, 32, 64, 8, 1, True, True, 8),
@@ -66,10 +72,8 @@ def nvidia_target(major: int, minor: int) -> Target:
         return TARGETS["sm89"]
     if (major, minor) in ((8, 0), (8, 7)):
         return TARGETS["sm80"]
-    if major == 8:  # 8.6: 99 KB like sm_89, but no fp8 conversion instruction
-        small = TARGETS["sm89"]
-        return Target("sm86", small.shared_limit, small.block_h, small.block_n, small.num_warps, small.num_stages,
-                      small.packed_decode, False, small.store_rows)  # fmt: skip
+    if major == 8:
+        return TARGETS["sm86"]
     raise RuntimeError(
         f"dsv4_triton: compute capability {major}.{minor} is not supported: bf16 needs 8.0 or later. "
         "Use a newer GPU, or TRITON_INTERPRET=1 on the CPU."
@@ -96,3 +100,10 @@ def target_of(device: torch.device) -> Target:
             "TRITON_INTERPRET=1 before importing dsv4_triton."
         )
     return _gpu_target(device.index if device.index is not None else torch.cuda.current_device())
+
+
+@contextmanager
+def launching_on(x: torch.Tensor) -> Iterator[None]:
+    """Launch on the tensor's GPU; interpreted, keep numpy as quiet about overflow and NaN as a GPU is."""
+    with torch.cuda.device_of(x), np.errstate(all="ignore"):
+        yield
