@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from dsv4_matrix.declaration.model import Variant
 
+#: More lengths than this are summed up: they are a sweep, and the declaration has them.
+LISTED = 12
+
 
 def variant_text(variant: Variant) -> str:
     """``decode (32, 96); replayed over 33, idle; per-head sinks, GPU only``."""
@@ -59,5 +62,7 @@ def _options(variant: Variant) -> Iterator[str]:
 
 
 def _tuple(lengths: Sequence[int]) -> str:
+    if len(lengths) > LISTED:
+        return f"({len(lengths)} from {min(lengths)} to {max(lengths)})"
     text = ", ".join(str(length) for length in lengths)
     return text if len(lengths) == 1 else f"({text})"

@@ -217,6 +217,28 @@ def test_verify_crosses_emissions(own_matrix: Matrix, ratio: int, prefixes: set[
         assert prefixes <= ({p % 4 for p in starts} if ratio == 4 else starts)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "starts"), [(0, {124, 125, 252, 253}), (4, {252, 253, 254, 255}), (128, set(range(119, 128)))]
+)
+def test_every_acceptance_is_tried_at_every_start(own_matrix: Matrix, ratio: int, starts: set[int]) -> None:
+    variants = {variant.name: variant for variant in own_matrix.cell(f"r{ratio}/verify-eager").variants}
+    sweep = variants["every-acceptance"]
+    pairs = set(zip(sweep.prefix_lens, sweep.accept_lens, strict=True))
+    assert pairs == {(start, kept) for start in starts for kept in range(1, 9)}
+    assert set(sweep.extend_lens) == {8}
+
+
+def test_each_cell_can_show_each_perturbation_on_a_cpu(own_matrix: Matrix) -> None:
+    """A sink that counts, a window that is full and one that is not, and a compressed entry to see early."""
+    for cell, variants in covered(own_matrix):
+        here = [variant for variant in variants if "cpu" in variant.devices]
+        seen = set().union(*(totals(variant) for variant in here))
+        ratio = own_matrix.cell(cell).ratio
+        assert any(variant.sink != "off" for variant in here), cell
+        assert min(seen) < 128 <= max(seen) - 1, cell
+        assert not ratio or any(total >= ratio for total in seen), cell
+
+
 def test_draft_runner_steps(own_matrix: Matrix) -> None:
     assert {v.num_steps for v in own_matrix.cell("r0/eagle-draft-runner").variants} == {2, 3, 4, 5}
 

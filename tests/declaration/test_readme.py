@@ -155,6 +155,14 @@ def test_variant_in_words(small_matrix: Matrix, cell: str, name: str, text: str)
     assert variant_text(variants[name]) == text
 
 
+def test_sweeps_are_summed_up(own_matrix: Matrix) -> None:
+    sweep = next(v for v in own_matrix.cell("r0/verify-eager").variants if v.name == "every-acceptance")
+    assert variant_text(sweep) == (
+        "chain from (32 from 124 to 253) with 8 draft tokens; keeping (32 from 1 to 8), rejected slots written again "
+        "by the next step; 16 heads, per-head sinks, history outside the window freed, GPU only"
+    )
+
+
 def test_no_two_variants_of_a_cell_read_alike(own_matrix: Matrix) -> None:
     for cell in own_matrix.cells:
         texts = [variant_text(variant) for variant in cell.variants]
