@@ -125,7 +125,8 @@ def _conclude(
         for observation, ratios in zip(answers, finding.ratios, strict=True):
             if not ratios.numel():
                 continue
-            margin = max(margin, float(ratios[list(TIGHT)].max()))
+            outer = float(ratios[Check.CONTRACT].max())
+            margin = max(margin, float(ratios[list(TIGHT)].max()), outer if outer > 1.0 else 0.0)
             if bool((ratios[Check.CONTRACT :] > 1.0).any()) or bool((ratios[Check.SPECIAL] > 0).any()):
                 failing.append((observation, ratios))
     weakest = _weakest(findings)

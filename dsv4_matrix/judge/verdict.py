@@ -13,7 +13,8 @@ class Verdict:
     Attributes:
         outcome: ``passed``; ``failed`` (an answer is out of budget); ``insensitive`` (every answer is in budget, but
             the case would not notice a perturbation that applies to it).
-        margin: worst error/budget over every tight check of every observation; above 1, or inf, when failed.
+        margin: worst error/budget over every tight check of every observation, the outer contract included where it
+            is broken; above 1, or inf, when failed.
         message: one screen for a person; empty if passed.
         weakest: smallest effect/budget of each kind of perturbation that applies, by its name; above 1 unless
             insensitive. Empty if the answers could not be compared at all.

@@ -43,7 +43,7 @@ def quantise(k: Tensor) -> tuple[Tensor, Tensor]:
     finite = x.isfinite().all(dim=-1, keepdim=True)
     x = torch.where(finite, x, 0.0)
     exponent = _scale_exponent(x.abs().amax(dim=-1, keepdim=True).clamp(min=AMAX_FLOOR))
-    codes = torch.where(finite, encode_e4m3(torch.ldexp(x, -exponent)), CODE_NAN)
+    codes = torch.where(finite, encode_e4m3(x * _power_of_two(-exponent)), CODE_NAN)
     scales = torch.where(finite, exponent + SCALE_BIAS, SCALE_NAN)
     return codes.to(torch.uint8).reshape(-1, NOPE), scales.to(torch.uint8).reshape(-1, GROUPS)
 
@@ -55,8 +55,7 @@ def dequantise(codes: Tensor, scales: Tensor) -> Tensor:
     kernel that reads into bf16 rounds what lies outside its normal range, which no stored row with scale 105 to 247
     (all that ``quantise`` writes) does.
     """
-    exponent = scales.to(torch.float64) - SCALE_BIAS
-    scale = torch.where(scales == SCALE_NAN, torch.nan, torch.exp2(exponent))
+    scale = torch.where(scales == SCALE_NAN, torch.nan, _power_of_two(scales.to(torch.int64) - SCALE_BIAS))
     values = _e4m3_table(codes.device)[codes.to(torch.int64)].reshape(-1, GROUPS, GROUP)
     return (values * scale[..., None]).reshape(-1, NOPE)
 
@@ -72,7 +71,7 @@ def encode_e4m3(x: Tensor) -> Tensor:
     # frexp gives m * 2^e with m in [0.5, 1), so the leading bit has weight 2^(e - 1); of zero it gives e = 0.
     exponent = (torch.frexp(magnitude).exponent.to(torch.int64) - 1).clamp(min=_MIN_NORMAL_EXPONENT)
     exponent = torch.where(magnitude == 0, _MIN_NORMAL_EXPONENT, exponent)
-    eighths = torch.ldexp(magnitude, 3 - exponent).round().nan_to_num().to(torch.int64)
+    eighths = (magnitude * _power_of_two(3 - exponent)).round().nan_to_num().to(torch.int64)
     # 8 .. 15 eighths are a normal number, fewer a subnormal one, and 16 carry into the next exponent: one formula.
     code = (exponent - _MIN_NORMAL_EXPONENT) * _MANTISSA + eighths
     return torch.where(x.isnan(), CODE_NAN, code + 128 * torch.signbit(x))
@@ -91,6 +90,11 @@ def _scale_exponent(amax: Tensor) -> Tensor:
     """ceil(log2(amax / 448)), exactly: 448 = 0.875 * 2^9, and amax = m * 2^e with m in [0.5, 1)."""
     mantissa, exponent = torch.frexp(amax)
     return exponent.to(torch.int64) - 9 + (mantissa > 0.875)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """fp64 2^exponent for int64 exponents -1022 to 1023, by its bits: exact on every device, which exp2 need not be."""
+    return (exponent + 1023 << 52).view(torch.float64)
 
 
 def _e4m3_table(device: torch.device) -> Tensor:

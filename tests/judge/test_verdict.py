@@ -100,6 +100,7 @@ def test_keys_too_large_for_the_contract_are_said_to_be(kit):
     step = kit.replace(step, tokens=(step.tokens.float() * 8).bfloat16(), q=(step.q.float() / 8).bfloat16())
     verdict = kit.one(step)
     assert verdict.outcome == "failed"
+    assert verdict.margin > 1
     assert "quantisation alone leaves the contract" in verdict.message
 
 
