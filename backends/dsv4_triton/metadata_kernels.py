@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from dsv4_triton.metadata import DSV4AttnMetadata
     from dsv4_triton.rows import RowLayout
 
-#: A row of an index tensor is at least 512 wide, so one column block serves contexts up to 65,536 tokens. The
-#: interpreter pays for operations, not for elements: tall blocks there.
-ROWS, COLUMNS, NUM_WARPS = (64, 512, 1) if INTERPRETED.value else (4, 512, 4)
+#: A row of an index tensor is at least 512 wide, so one column block serves contexts up to 65,536 tokens.
+COLUMNS = 512
+NUM_WARPS = 4
 
 C4_PER_PAGE = tl.constexpr(PAGE_SIZE // 4)
 
@@ -147,6 +147,11 @@ def _metadata_kernel(
             tl.store(c128_clamp1 + t, tl.maximum(c128_count, 1), mask=inside)
 
 
+def rows_per_program(rows: int) -> int:
+    """Rows of a block: few on a GPU, one specialisation. The interpreter pays for programs first, elements second."""
+    return min(64, triton.next_power_of_2(rows)) if INTERPRETED.value else 4
+
+
 def page_columns(max_seq_len: int) -> int:
     """Page-table columns for sequences of up to ``max_seq_len`` tokens."""
     return -(-max_seq_len // PAGE_SIZE)
@@ -188,7 +193,8 @@ def fill_attn_metadata(core: DSV4AttnMetadata, layout: RowLayout, req_to_token: 
 
     c4_width = or_spare(core.c4_sparse_page_indices).shape[-1] if compress else 0
     c128_width = or_spare(core.c128_page_indices).shape[-1] if compress else 0
-    grid = (triton.cdiv(layout.rows, ROWS), triton.cdiv(max(2 * pages, c4_width, c128_width), COLUMNS))
+    block = rows_per_program(layout.rows)
+    grid = (triton.cdiv(layout.rows, block), triton.cdiv(max(2 * pages, c4_width, c128_width), COLUMNS))
     _metadata_kernel[grid](
         requests, layout.req_pool_indices.contiguous(), lens, layout.out_cache_loc, req_to_token, mapping,
         core.page_table, core.raw_out_loc, core.seq_lens_casual, core.positions_casual, core.swa_page_indices,
@@ -200,7 +206,7 @@ def fill_attn_metadata(core: DSV4AttnMetadata, layout: RowLayout, req_to_token: 
         layout.batch_size, layout.rows, layout.rows_per_request, layout.out_cache_loc.shape[0],
         layout.out_cache_loc.stride(0), req_to_token.shape[0], req_to_token.stride(0), req_to_token.shape[1],
         mapping.shape[0], pages, core.index_topk, c4_width, c128_width,
-        RAGGED=ragged, COUNTED=layout.counted, COMPRESS=compress, ROWS=ROWS, COLUMNS=COLUMNS, WINDOW=WINDOW,
+        RAGGED=ragged, COUNTED=layout.counted, COMPRESS=compress, ROWS=block, COLUMNS=COLUMNS, WINDOW=WINDOW,
         num_warps=NUM_WARPS,
     )  # fmt: skip
 
@@ -239,11 +245,12 @@ def write_c4_selection(core: DSV4AttnMetadata, raw: Tensor) -> None:
     rows = min(raw.shape[0], core.rows)
     if rows == 0:
         return
-    grid = (triton.cdiv(rows, ROWS), triton.cdiv(core.index_topk, COLUMNS))
+    block = rows_per_program(rows)
+    grid = (triton.cdiv(rows, block), triton.cdiv(core.index_topk, COLUMNS))
     _c4_selection_kernel[grid](
         raw, raw.stride(0), lengths, core.page_table, slots, slots if kept is None else kept,
         rows, core.index_topk, slots.shape[1], core.page_table.shape[1],
-        KEEP=kept is not None, ROWS=ROWS, COLUMNS=COLUMNS, PER_PAGE=C4_PER_PAGE.value, num_warps=NUM_WARPS,
+        KEEP=kept is not None, ROWS=block, COLUMNS=COLUMNS, PER_PAGE=C4_PER_PAGE.value, num_warps=NUM_WARPS,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from dsv4_triton.geometry import HEAD_DIM, PAGE_SIZE, WINDOW
 from dsv4_triton.metadata import padded
-from dsv4_triton.metadata_kernels import COLUMNS, NUM_WARPS, ROWS, swa_slots
+from dsv4_triton.metadata_kernels import COLUMNS, NUM_WARPS, rows_per_program, swa_slots
 from dsv4_triton.runner import EXTEND, is_idle
 
 if TYPE_CHECKING:
@@ -226,10 +226,11 @@ def combine_topk_swa_indices(
     width = padded(topk + WINDOW, PREFILL_INDEX_PAD)
     indices = torch.empty(rows, width, dtype=torch.int32, device=core.positions_casual.device)
     lengths = torch.empty(rows, dtype=torch.int32, device=indices.device)
-    _combine_kernel[(triton.cdiv(rows, ROWS), triton.cdiv(width, COLUMNS))](
+    block = rows_per_program(rows)
+    _combine_kernel[(triton.cdiv(rows, block), triton.cdiv(width, COLUMNS))](
         core.positions_casual, cache.request, compressed_base, cache.swa_offsets, cache.first_positions,
         topk_indices, topk_indices.stride(0), indices, lengths, rows, topk, ratio, swa_start, width,
-        ROWS=ROWS, COLUMNS=COLUMNS, WINDOW=WINDOW, num_warps=NUM_WARPS,
+        ROWS=block, COLUMNS=COLUMNS, WINDOW=WINDOW, num_warps=NUM_WARPS,
     )  # fmt: skip
     return indices, lengths
 
