@@ -38,6 +38,9 @@ class DeclarationError(Exception):
         self.mistakes = tuple(sorted(mistakes, key=lambda m: (m.place.path, m.place.line, m.place.column, m.found)))
         super().__init__(str(self))
 
+    def __reduce__(self) -> tuple[type[DeclarationError], tuple[tuple[Mistake, ...]]]:
+        return DeclarationError, (self.mistakes,)
+
     def __str__(self) -> str:
         lines = [str(mistake) for mistake in self.mistakes[:SHOWN]]
         rest = len(self.mistakes) - SHOWN

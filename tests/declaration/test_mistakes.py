@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,3 +73,8 @@ def test_found_text_is_cut(edited: Callable[..., bytes]) -> None:
     with pytest.raises(DeclarationError) as caught:
         read_matrix(edited(("state: deferred", "state: " + "x" * 3000)), "m.yaml")
     assert len(caught.value.mistakes[0].found) < 100
+
+
+def test_error_crosses_processes() -> None:
+    error = DeclarationError((Mistake(Place("m.yaml", 1, 2), "a", "b"),))
+    assert pickle.loads(pickle.dumps(error)).mistakes == error.mistakes
