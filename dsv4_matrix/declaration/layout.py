@@ -14,7 +14,9 @@ EXCEPTIONS = ("AssertionError", "NotImplementedError", "RuntimeError", "TypeErro
 
 NAME = Text("a name of a-z, 0-9 and single hyphens, at most 60 characters", r"(?=.{1,60}$)[a-z0-9]+(?:-[a-z0-9]+)*")
 CELL_NAME = Text("a cell name such as r4/cg-decode", r"r(?:0|[1-9][0-9]{0,5})/[a-z0-9]+(?:-[a-z0-9]+)*")
-SENTENCE = Text("a sentence on one line, 10 to 300 characters", r"(?=.{10,300}$)\S.*\S")
+#: No line ends and no control characters: texts end up in tables and on terminals.
+PRINTED = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]"
+SENTENCE = Text("a sentence on one line, 10 to 300 characters", rf"(?={PRINTED}{{10,300}}$)\S.*\S")
 
 LENGTHS = ListOf(Whole(0, MAX_TOKENS), 0, MAX_REQUESTS)
 ROWS = ListOf(Whole(1, MAX_TOKENS), 0, MAX_REQUESTS)
@@ -60,7 +62,7 @@ PROBE = Record(
         "site": Key(Text(choices=tuple(SITE_NAMES)), "the call site that refuses", required=True),
         "raises": Key(Text(choices=EXCEPTIONS), "the exception type, matched exactly", required=True),
         "match": Key(
-            Text("a regular expression of 3 to 200 characters", r"(?=.{3,200}$)\S.*\S"),
+            Text("a regular expression of 3 to 200 characters", rf"(?={PRINTED}{{3,200}}$)\S.*\S"),
             "searched in the message",
             required=True,
         ),
@@ -132,7 +134,9 @@ MODE = Record(
     "a mode",
     {
         "title": Key(
-            Text("a title of at most 40 characters", r"(?=.{1,40}$)[^|`<>]+"), "column of the table", required=True
+            Text("a title of at most 40 characters", rf"(?={PRINTED}{{1,40}}$)[^|`<>\s](?:[^|`<>]*[^|`<>\s])?"),
+            "column of the table",
+            required=True,
         ),
         "summary": Key(SENTENCE, "how its cases are run", required=True),
     },
