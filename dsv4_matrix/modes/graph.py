@@ -128,7 +128,7 @@ def check_capture(
         notebook.violated("capture: the graph holds nothing; the step ran outside of it")
     for sync in graph.syncs:
         notebook.violated(f"capture: {sync} (the backend caught the error)")
-    changed = cache.changed()
+    changed, _ = cache.changed()
     if changed:
         notebook.violated(f"capture: {changed} cache bytes changed, though every row of the capture is a pad row")
     for number, ((heads, head_dim), answer) in enumerate(zip(shapes, graph.outputs, strict=True)):

@@ -46,7 +46,7 @@ def run_probe(case: Case, matrix: Matrix, factory: BackendFactory, device: str) 
             "Fix the backend: only the call itself may refuse."
         ) from error
     _demand_refusal(case, case.probe, site, refused, says)
-    if cache is not None and (changed := cache.changed()):
+    if cache is not None and (changed := cache.changed()[0]):
         raise ProbeFailed(
             f"{case.id}: {site.call} refused, but {changed} cache bytes had changed by then.\n{says}\n"
             "Fix the backend: refuse before anything is written."

@@ -52,21 +52,24 @@ class InputWatch:
 
 
 class CacheWatch:
-    """A copy of all cache bytes; ``changed`` counts those that differ now."""
+    """A copy of all cache bytes, to count those that differ now. The first dimension of a buffer is its pages."""
 
     def __init__(self, buffers: Mapping[str, Tensor]) -> None:
-        self._buffers = {name: buffer.view(-1) for name, buffer in buffers.items()}
-        self._before = {name: buffer.clone() for name, buffer in self._buffers.items()}
+        self._buffers = dict(buffers)
+        self._before = {name: buffer.clone() for name, buffer in buffers.items()}
 
-    def changed(self) -> int:
-        """Bytes that differ, over all pools; one wait for the device."""
-        counts = [
-            torch.count_nonzero(now[start : start + _PIECE_BYTES] != before[start : start + _PIECE_BYTES])
-            for name, now in self._buffers.items()
-            for before in (self._before[name],)
-            for start in range(0, now.numel(), _PIECE_BYTES)
-        ]
-        return int(torch.stack(counts).sum()) if counts else 0
+    def changed(self) -> tuple[int, int]:
+        """Bytes that differ over all pools, and those of them in dummy pages; one wait for the device."""
+        everywhere, dummy = [torch.zeros((), dtype=torch.int64)], [torch.zeros((), dtype=torch.int64)]
+        for name, now in self._buffers.items():
+            pages = max(1, _PIECE_BYTES // max(1, now[:1].numel()))
+            pieces = zip(now.split(pages), self._before[name].split(pages), strict=True)
+            everywhere += [torch.count_nonzero(piece != before) for piece, before in pieces]
+            dummy.append(torch.count_nonzero(now[:1] != self._before[name][:1]))
+        device = everywhere[-1].device
+        counts = [torch.stack([count.to(device) for count in part]).sum() for part in (everywhere, dummy)]
+        total, in_dummy = torch.stack(counts).tolist()
+        return total, in_dummy
 
 
 def _differ(before: Tensor, after: Tensor) -> Tensor:

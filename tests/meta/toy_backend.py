@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 ENTRY = 584
 STORED = 583  # the pad byte is never written
@@ -55,10 +56,12 @@ DEFECTS: dict[str, str] = {
     "out_loc_cached_while_idle": "the store location is refreshed only while the rank has requests",
     "host_sync_in_graph": "the captured step reads a length on the host",
     "host_sync_swallowed": "the captured step reads a length on the host and hides the error",
-    "empty_graph": "the captured step does nothing once replayed",
-    "input_written": "the query is scaled in place",
+    "attention_outside_graph": "the attention is not captured, so that a replay leaves the output as it is",
+    "input_written": "the query is negated in place once it has been used",
     "table_written": "the request table is written",
-    "tail_written": "a store writes a neighbouring byte",
+    "dummy_written": "pad rows store into the dummy slot",
+    "q_stride_ignored": "a strided query is read as if it were contiguous",
+    "page_table_cached": "the page table of a request row is read once and kept",
     "wrong_dtype": "the output is float32",
     "wrong_shape": "the output has an extra dimension",
     "lse_missing": "only the output is returned",
@@ -108,6 +111,7 @@ class ToyBackend:
         self._static: Metadata | None = None
         self._cached_out: Tensor | None = None
         self._previous: Tensor | None = None
+        self._seen_table: Tensor | None = None
         self._dead = False
         self._max_bs = 0
 
@@ -162,16 +166,23 @@ class ToyBackend:
             return loc.clamp(max=last)
         return mapping[loc]
 
+    def _table(self) -> Tensor:
+        table = self.runner.req_to_token.long()
+        if self.has("page_table_cached"):
+            self._seen_table = table.clone() if self._seen_table is None else self._seen_table
+            return self._seen_table
+        return table
+
     def _store(self, name: str, slots: Tensor, k: Tensor) -> None:
         if k.dtype != torch.bfloat16:
             self._refuse(TypeError, f"rows to store are {k.dtype}, must be bf16")
         pool = self.pools[name].view(-1, ENTRY)
-        width = ENTRY if self.has("tail_written") else STORED
-        packed = self._pack(k)[:, :width]
+        packed = self._pack(k)[:, :STORED]
         valid = slots > 0
         where = torch.where(valid, slots, 0)
         # Rows that store nothing put back what lies in the dummy slot: no mask, so no host sync.
-        pool[:, :width].index_put_((where,), torch.where(valid[:, None], packed, pool[0, :width]))
+        kept = pool[0, :STORED] if not self.has("dummy_written") else torch.zeros_like(pool[0, :STORED])
+        pool[:, :STORED].index_put_((where,), torch.where(valid[:, None], packed, kept))
 
     def _pack(self, k: Tensor) -> Tensor:
         x = k.float()
@@ -261,7 +272,7 @@ class ToyBackend:
         return batch.req_pool_indices[request], first[request] + offset + 1
 
     def _metadata(self, batch: Any) -> Metadata:
-        table = self.runner.req_to_token.long()
+        table = self._table()
         context = table.shape[1]
         row, lens = self._rows(batch)
         if self.has("page_row_ignored") and len(row):
@@ -322,7 +333,7 @@ class ToyBackend:
         if raw.shape[1] != self.runner.index_topk:
             self._refuse(ValueError, f"selection is {raw.shape[1]} wide, must be int32 [T, {self.runner.index_topk}]")
             return
-        meta, table = self._ready(), self.runner.req_to_token.long()
+        meta, table = self._ready(), self._table()
         raw, complete = raw.long(), self._complete(meta.lens, 4)[:, None]
         if self.has("selection_ignored"):
             raw = complete - 1 - torch.arange(raw.shape[1])
@@ -333,12 +344,17 @@ class ToyBackend:
         last = (torch.where(valid, raw, 0) * 4 + 3).clamp(max=table.shape[1] - 1)
         slots = torch.where(valid, table[meta.table_row[:, None], last] // 4, -1)
         if self.has("selection_not_reset"):
-            if self._previous is not None and self._previous.shape == slots.shape:
-                slots = torch.where(slots < 0, self._previous, slots)
-            self._previous = slots.clone()
+            if self._previous is None:
+                self._previous = torch.full((512, slots.shape[1]), -1)
+            kept = self._previous[: len(slots)]
+            slots = kept.copy_(torch.where(slots < 0, kept, slots))
         meta.c4.copy_(slots)
 
     def forward(self, q: Tensor, batch: Any, compress_ratio: int, attn_sink: Tensor) -> tuple[Tensor, Tensor]:
+        with _disable_current_modes() if self.has("attention_outside_graph") else contextlib.nullcontext():
+            return self._attend(q, batch, compress_ratio, attn_sink)
+
+    def _attend(self, q: Tensor, batch: Any, compress_ratio: int, attn_sink: Tensor) -> tuple[Tensor, Tensor]:
         self._check_forward(q, batch, compress_ratio, attn_sink)
         if self.has("raises") or self._dead:
             raise RuntimeError("the toy backend fails on purpose")
@@ -356,19 +372,21 @@ class ToyBackend:
             keys.append(torch.where(present[..., None], self._load(name, slots.clamp(min=0)), 0.0))
             valid.append(present)
         k, present = torch.cat(keys, 1), torch.cat(valid, 1)
-        if self.has("input_written"):
-            q.mul_(1.0009765625)
+        if self.has("q_stride_ignored"):
+            q = q.as_strided(q.shape, (q.shape[1] * q.shape[2], q.shape[2], 1))
         scores = torch.bmm(q.float(), k.transpose(1, 2)) * self.runner.softmax_scale
+        if self.has("input_written"):
+            q.neg_()
         scores = torch.where(present[:, None, :], scores, float("-inf"))
         top = scores.amax(-1, keepdim=True).clamp(min=-1e30)
         weight = torch.exp(scores - top)
         total = weight.sum(-1)
-        lse = torch.where(total > 0, top[..., 0] + torch.log(total), float("inf"))
+        lse = torch.where(total == 0, float("inf"), top[..., 0] + torch.log(total))
         sink = attn_sink.roll(-1) if self.has("sink_of_next_head") else attn_sink
         bottom = total if self.has("sink_dropped") else total + torch.exp(sink[None, :] - top[..., 0])
         value = torch.cat([k[..., :448], k[..., 448:] * 0], -1) if self.has("rope_lost") else k
         out = torch.bmm(weight, value) / bottom[..., None]
-        out = torch.where((total > 0)[..., None], out, 0.0)
+        out = torch.where((total == 0)[..., None], 0.0, out)
         return self._spoiled(out.to(torch.bfloat16), lse, bottom, top[..., 0])
 
     def _spoiled(self, out: Tensor, lse: Tensor, bottom: Tensor, top: Tensor) -> Any:
@@ -384,8 +402,6 @@ class ToyBackend:
             out = out.float()
         if self.has("wrong_shape"):
             out = out[:, None]
-        if self.has("empty_graph"):
-            return out.detach().clone(), lse
         return out if self.has("lse_missing") else (out, lse)
 
     def _check_forward(self, q: Tensor, batch: Any, compress_ratio: int, attn_sink: Any) -> None:
