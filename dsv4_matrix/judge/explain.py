@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dsv4_matrix.judge.truth import Oracle, Truth
 
 _ROWS = 16
+_CHUNKS = 8
 _TRUNCATED = 0.85
 
 
@@ -97,17 +98,15 @@ def _lse_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str]:
 
 
 def _misplaced(oracle: Oracle, observation: Observation, bad_rows: Sequence[int]) -> list[tuple[str, int]]:
-    """Rows that hold the answer of another row of the same step, compared within the first chunk of rows."""
-    chunks = oracle.chunks()
-    if not chunks:
-        return []
-    everyone = oracle.truth(chunks[0])
+    """Rows that hold the answer of another row of the same step, one of its first chunks of rows."""
     found = []
-    for row in bad_rows:
-        answer = Answer.of(observation, slice(row, row + 1))
-        distance = absolute_error(answer.out, everyone.out).amax(dim=-1)
-        close = (distance <= 2 * everyone.max_budget).all(dim=1)
-        found += [(f"the answer of row {other}", row) for other in close.nonzero()[:, 0].tolist() if other != row]
+    for rows in oracle.chunks()[:_CHUNKS]:
+        others = oracle.truth(rows)
+        for row in bad_rows:
+            answer = Answer.of(observation, slice(row, row + 1))
+            distance = absolute_error(answer.out, others.out).amax(dim=-1)
+            close = (distance <= 2 * others.max_budget).all(dim=1).nonzero()[:, 0] + rows.start
+            found += [(f"the answer of row {other}", row) for other in close.tolist() if other != row]
     return found
 
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 EPS_BF16 = 2.0**-7
 EPS_FP32 = 2.0**-23
-_CHUNK_BYTES = 64 << 20  # one fp64 tensor of outputs; about eight are alive at once
+#: One fp64 tensor of outputs, of which about eight are alive at once: bounds a GPU's memory, and fits a CPU's cache.
+_CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class Oracle:
     def chunks(self) -> list[slice]:
         """Rows to be judged together, so that memory stays bounded whatever the batch."""
         rows, heads, width = self.step.q.shape
-        count = max(1, _CHUNK_BYTES // (8 * heads * width))
+        allowed = _CHUNK_BYTES["cpu" if self.step.q.is_cpu else "cuda"]
+        count = max(1, allowed // (8 * heads * width))
         return [slice(first, min(first + count, rows)) for first in range(0, rows, count)]
 
     def truth(self, rows: slice) -> Truth:

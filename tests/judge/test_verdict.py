@@ -30,8 +30,9 @@ def test_margins_do_not_depend_on_threads(kit):
 def test_margins_do_not_depend_on_how_rows_are_chunked(kit, monkeypatch):
     step = kit.step("chunks", 128, (5, 127, 128, 300, 700), sink="per-head")
     right, wrong = kit.kernel(step), kit.kernel(step, window=127)
+    monkeypatch.setitem(truth._CHUNK_BYTES, "cpu", 1 << 30)
     whole = [kit.one(step, right), kit.one(step, wrong)]
-    monkeypatch.setattr(truth, "_CHUNK_BYTES", 2 * 8 * 16 * 512)
+    monkeypatch.setitem(truth._CHUNK_BYTES, "cpu", 2 * 8 * 16 * 512)
     parts = [kit.one(step, right), kit.one(step, wrong)]
     for one, other in zip(whole, parts, strict=True):
         assert one.outcome == other.outcome
