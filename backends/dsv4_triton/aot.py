@@ -53,6 +53,7 @@ def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, A
     split = attention.SPLIT_KEYS // target.block_n
     tiles = {"BLOCK_N": target.block_n, "SPLIT_BLOCKS": split}
     attend = {"ASM": target.packed_decode, "BLOCK_H": target.block_h, "PARTS": target.parts, **tiles}
+    joint = {**tiles, "ALIGNED": True}
     launch = {"num_warps": target.num_warps, "num_stages": target.num_stages}
     bf16 = {**ATTENTION_POINTERS, "cache": "*bf16", "extra_cache": "*bf16"}
     rows = {"ROWS": target.store_rows}
@@ -62,7 +63,7 @@ def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, A
         "attend_packed": (k.attend, ATTENTION_POINTERS, {**attend, "PACKED": True, "ALIGNED": True}, launch),
         "attend_unaligned": (k.attend, ATTENTION_POINTERS, {**attend, "PACKED": True, "ALIGNED": False}, launch),
         "attend_bf16": (k.attend, bf16, {**attend, "PACKED": False, "ALIGNED": True}, launch),
-        "combine": (k.combine, ATTENTION_POINTERS, {**tiles, "HEADS": attention.COMBINE_HEADS}, {"num_warps": 4}),
+        "combine": (k.combine, ATTENTION_POINTERS, {**joint, "HEADS": attention.COMBINE_HEADS}, {"num_warps": 4}),
         "store": (store._pack_and_store, STORE_POINTERS, {**mapped, "MAPPED": False}, {"num_warps": 4}),
         "store_mapped": (store._pack_and_store, STORE_POINTERS, {**mapped, "MAPPED": True}, {"num_warps": 4}),
         "unpack": (store._unpack, STORE_POINTERS, rows, {"num_warps": 4}),

@@ -87,8 +87,8 @@ def launch(
                 per = heads if target.name == "interpreter" else COMBINE_HEADS
                 combine[(count, heads // per)](
                     partial, splits, *output, seq, heads, first, lengths, main.width, extra_lengths, extra_width,
-                    given, BLOCK_N=target.block_n, SPLIT_BLOCKS=split_blocks, HEADS=per, num_warps=4,
-                    enable_fp_fusion=True,
+                    given, ALIGNED=aligned, BLOCK_N=target.block_n, SPLIT_BLOCKS=split_blocks, HEADS=per,
+                    num_warps=4, enable_fp_fusion=True,
                 )  # fmt: skip
 
 

@@ -3,8 +3,8 @@
 
 Tiling. K and V are one 512-wide vector, so a key is fetched once, decoded once, and used twice: transposed for the
 scores and as it is for the output. The accumulator of 64 heads by 512 columns is half of a program's registers at
-eight warps; everything else is kept narrow: 512 columns in parts of 256 + 128 + 64 + 64 (the last is the rope), each
-part decoded and left in shared memory before the next is touched.
+eight warps; everything else is kept narrow: 512 columns in parts of 3 * 128 + 64 + 64 (the last is the rope), each
+part decoded and left in shared memory before the next is touched. Wider parts spill, narrower ones starve wgmma.
 
 A row's keys are its main list, then its extra list, each in blocks of BLOCK_N that never straddle the two. A split is
 SPLIT_BLOCKS consecutive blocks. Where splits begin and how many there are follows from the row's own lengths, so a
@@ -36,13 +36,13 @@ from dsv4_triton.numerics import (
 @triton.constexpr_function
 def part_width(parts, j):
     """Columns of part ``j`` when the 512 columns are worked on in ``parts`` parts."""
-    return 512 if parts == 1 else (256, 128, 64, 64)[j]
+    return 512 if parts == 1 else (128, 128, 128, 64, 64)[j]
 
 
 @triton.constexpr_function
 def part_start(parts, j):
     """First column of part ``j``."""
-    return 0 if parts == 1 else (0, 256, 384, 448)[j]
+    return 0 if parts == 1 else (0, 128, 256, 384, 448)[j]
 
 
 @triton.jit
@@ -72,7 +72,8 @@ def _load_parts(rows, mask, PARTS: tl.constexpr):
         parts = (_load_bf16(rows + tl.arange(0, 512)[None, :], mask),)
     else:
         parts = (
-            _load_bf16(rows + tl.arange(0, 256)[None, :], mask),
+            _load_bf16(rows + tl.arange(0, 128)[None, :], mask),
+            _load_bf16(rows + 128 + tl.arange(0, 128)[None, :], mask),
             _load_bf16(rows + 256 + tl.arange(0, 128)[None, :], mask),
             _load_bf16(rows + 384 + tl.arange(0, 64)[None, :], mask),
             _load_bf16(rows + 448 + tl.arange(0, 64)[None, :], mask),
@@ -122,7 +123,8 @@ def _load_packed(rows, scales, valid, BLOCK_N: tl.constexpr, ASM: tl.constexpr, 
     else:
         bytes8 = tl.load(scales.to(tl.pointer_type(tl.int64)), mask=valid, other=0)
         parts = (
-            _load_nope(rows, bytes8, valid, 0, 4, BLOCK_N, ASM),
+            _load_nope(rows, bytes8, valid, 0, 2, BLOCK_N, ASM),
+            _load_nope(rows, bytes8, valid, 128, 2, BLOCK_N, ASM),
             _load_nope(rows, bytes8, valid, 256, 2, BLOCK_N, ASM),
             _load_nope(rows, bytes8, valid, 384, 1, BLOCK_N, ASM),
             _load_bf16(
@@ -291,7 +293,7 @@ def attend(
 def combine(
     partial, partial_splits, out, o_b, o_s, o_h, lse, l_b, l_s, l_h, sink, seq, heads, first_row,
     lengths, width, extra_lengths, extra_width, given,
-    BLOCK_N: tl.constexpr, SPLIT_BLOCKS: tl.constexpr, HEADS: tl.constexpr,
+    ALIGNED: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT_BLOCKS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Join a row's splits in ascending order: one program per (row, HEADS heads), idle where the row had one split.
 
@@ -327,5 +329,7 @@ def combine(
     sinks = tl.load(sink + h, mask=(h < heads) & ((given & 4) != 0), other=float("-inf"))
     factor, row_lse = normaliser(top, total, sinks)
     tl.store(lse + b * l_b + s * l_s + h * l_h, row_lse)
-    to = (out + b * o_b + s * o_s) + h.to(tl.int64)[:, None] * o_h
-    tl.store(to + column, fp32_to_bf16(acc * factor[:, None]))
+    out_row = b * o_b + s * o_s + h.to(tl.int64) * o_h
+    if ALIGNED:
+        out_row = tl.multiple_of(out_row, 8)
+    tl.store((out + out_row)[:, None] + column, fp32_to_bf16(acc * factor[:, None]))

@@ -29,11 +29,12 @@ from dsv4_triton.target import launching_on, target_of
 
 @triton.jit
 def _slot_base(slot, page_entries, stride):
-    """Byte offsets of a slot's data and of its scales, int64."""
+    """Byte offsets of a slot's data and of its scales, int64. Pages and rows of our pools are multiples of 576."""
     page = slot // page_entries
     entry = slot - page * page_entries
-    base = page * stride
-    return base + entry * 576, base + (page_entries * 576 + entry * 8)
+    data = page * stride + entry * 576
+    scales = page * stride + (page_entries * 576 + entry * 8)
+    return tl.multiple_of(data, 16), tl.multiple_of(scales, 8)
 
 
 @triton.jit(do_not_specialize=["n", "mapping_size", "ratio", "page_entries", "capacity"])

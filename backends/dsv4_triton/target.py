@@ -30,7 +30,7 @@ class Target:
         packed_decode: whether e4m3 is decoded in packed PTX (sm_80 and later) or by the portable twin.
         hardware_fp8: whether fp32 -> e4m3 is one instruction (sm_89 and later).
         store_rows: rows a program of the store and unpack kernels.
-        parts: how many parts the 512 columns are worked on in, 4 or 1.
+        parts: how many parts the 512 columns are worked on in, 5 or 1.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Target:
     packed_decode: bool
     hardware_fp8: bool
     store_rows: int
-    parts: int = 4
+    parts: int = 5
 
 
 KIB = 1024
