@@ -56,8 +56,8 @@ class Tolerance:
 class Budget:
     """How the tight budget against the fp64 oracle is formed from data, per (row, head).
 
-    ``baseline_factor * max|baseline - oracle| + rounding * eps(bf16) * max|oracle|``; the same for means with
-    ``mean_rounding``; ``1 - cosine <= cosine``; log-sum-exp: ``lse_factor * |baseline - oracle| + lse_rounding *
+    ``baseline_factor * max|baseline - oracle| + rounding * eps(bf16) * max|oracle|``; the same with ``mean_rounding``
+    for mean absolute errors and for a row's signed mean error; ``1 - cosine <= cosine`` per row; log-sum-exp: ``lse_factor * |baseline - oracle| + lse_rounding *
     eps(fp32) * max(1, |oracle|)``.
     """
 
