@@ -151,15 +151,12 @@ def _allocate_pages(
         for request, live in group.items():
             have = owned.get(request, np.empty(0, np.int64))
             missing = -(-live.capacity // PAGE_SIZE) - len(have)
-            fresh: list[int] = []
-            for _ in range(missing):
-                if freed and not len(have):
-                    fresh.append(freed.pop())
-                else:
-                    fresh.append(count)
-                    count += 1
             # A newcomer's freed pages come last: its newest tokens and entries lie where the rejected ones lay.
-            owned[request] = np.concatenate([have, np.array(fresh[::-1] if not len(have) else fresh, np.int64)])
+            taken = freed[:missing] if not len(have) else []
+            freed = freed[len(taken) :]
+            fresh = np.arange(count, count + missing - len(taken))
+            count += len(fresh)
+            owned[request] = np.concatenate([have, fresh, np.array(taken, np.int64)])
         result.append({request: owned[request] for request in group})
     return result, count
 
