@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -88,7 +89,7 @@ class World:
 
     def rows(self, requests: Sequence[int], prefixes: Sequence[int], counts: Sequence[int]) -> Rows:
         """``counts[i]`` rows of request row ``requests[i]``, from position ``prefixes[i]`` on."""
-        request = np.repeat(requests, counts)
+        request = np.repeat(np.asarray(requests, np.int64), counts)
         position = np.concatenate([np.arange(p, p + n) for p, n in zip(prefixes, counts, strict=True)] or [[]])
         position = position.astype(np.int64)
         total = np.repeat(np.add(prefixes, counts), counts)
@@ -133,12 +134,12 @@ class World:
 MakeWorld = Callable[..., World]
 
 
-@pytest.fixture
-def make_world(device: str, request: pytest.FixtureRequest) -> MakeWorld:
-    """``make_world(lengths, context=512, **runner fields)``: one request a length, all entries of its tokens valid."""
+@pytest.fixture(scope="session")
+def named_world(device: str) -> MakeWorld:
+    """``make_world`` for fixtures that outlive a test: the name that seeds it comes first."""
 
-    def make(lengths: Sequence[int], context: int = 512, **settings: Any) -> World:
-        generator = np.random.default_rng(crc32(request.node.name.encode()))
+    def make(name: str, lengths: Sequence[int], context: int = 512, **settings: Any) -> World:
+        generator = np.random.default_rng(crc32(name.encode()))
         blocks = [-(-length // PAGE) for length in lengths]
         num_pages = 1 + sum(blocks) + 1
         pages = generator.permutation(np.arange(1, num_pages))[: sum(blocks)]
@@ -162,6 +163,12 @@ def make_world(device: str, request: pytest.FixtureRequest) -> MakeWorld:
         return World(replace(runner, **settings), tuple(lengths))
 
     return make
+
+
+@pytest.fixture
+def make_world(named_world: MakeWorld, request: pytest.FixtureRequest) -> MakeWorld:
+    """``make_world(lengths, context=512, **runner fields)``: one request a length, all entries of its tokens valid."""
+    return partial(named_world, request.node.name)
 
 
 def padded(width: int) -> int:
@@ -232,7 +239,7 @@ def check_fields() -> CheckFields:
     return check
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def backend_class() -> Any:
     from dsv4_triton import DSV4TritonBackend
 
