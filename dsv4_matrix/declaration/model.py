@@ -57,8 +57,8 @@ class Budget:
     """How the tight budget against the fp64 oracle is formed from data, per (row, head).
 
     ``baseline_factor * max|baseline - oracle| + rounding * eps(bf16) * max|oracle|``; the same with ``mean_rounding``
-    for mean absolute errors and for a row's signed mean error; ``1 - cosine <= cosine`` per row; log-sum-exp: ``lse_factor * |baseline - oracle| + lse_rounding *
-    eps(fp32) * max(1, |oracle|)``.
+    for mean absolute errors and for a row's signed mean error; ``1 - cosine <= cosine`` per row; log-sum-exp:
+    ``lse_factor * |baseline - oracle| + lse_rounding * eps(fp32) * max(1, |oracle|)``.
     """
 
     baseline_factor: float
