@@ -62,8 +62,9 @@ def compare(answer: Answer, truth: Truth, tolerance: Tolerance, cosine: float) -
     """fp64 ``[len(Check), t, H]``: each check's error over what is allowed, +inf where nothing is."""
     error = absolute_error(answer.out, truth.out)
     special = (error == torch.inf).sum(dim=-1) + (absolute_error(answer.lse, truth.lse) == torch.inf)
-    # The contract bounds each element by itself; what differs in kind (NaN, infinity) is SPECIAL's.
+    # The contract bounds what is finite as stored: a key with an infinity is NaN in the cache, unquantised it is not.
     contract = absolute_error(answer.out, truth.contract) / (tolerance.atol + tolerance.rtol * truth.contract.abs())
+    contract = torch.where(truth.out.isfinite(), contract, 0.0)
     ratios = [
         special.to(torch.float64),
         contract.nan_to_num(nan=0.0, posinf=torch.inf).amax(dim=-1),
@@ -100,5 +101,5 @@ def cosine_difference(got: Tensor, want: Tensor) -> Tensor:
 
 
 def over(error: Tensor, allowed: Tensor | float) -> Tensor:
-    """error / allowed, where no error is 0 even if nothing is allowed."""
-    return torch.where(error == 0, 0.0, error / allowed)
+    """error / allowed, where no error is 0 even if nothing is allowed, and an error without a budget is +inf."""
+    return torch.where(error == 0, 0.0, error / allowed).nan_to_num_(nan=torch.inf, posinf=torch.inf)

@@ -60,6 +60,18 @@ def test_nan_is_located_and_counted(kit, step):
     assert "got      nan" in verdict.message
 
 
+def test_a_key_that_is_not_finite_must_not_come_out_finite(kit, step):
+    tokens = step.tokens.clone()
+    tokens[step.token_base[3] + 2290, 70] = math.inf
+    poisoned = kit.replace(step, tokens=tokens)
+    out, lse = kit.kernel(poisoned)
+    assert bool(out[3].isnan().all())
+    assert kit.one(poisoned, (out, lse)).outcome == "passed"
+    finite, finite_lse = kit.kernel(step)
+    assert "row 3 (request 3, position 2300)" in failure(kit, poisoned, (finite, lse)).message
+    assert "got      " in failure(kit, poisoned, (out, finite_lse)).message
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 def test_infinity_is_located(kit, step, value):
     out, lse = kit.kernel(step)
