@@ -214,13 +214,14 @@ class _StaticChain:
 def _build(
     runner: RunnerConfig, factory: BackendFactory, notebook: Notebook, variant: Variant, leg: str
 ) -> MultiStepDraftBackend:
-    with notebook.backend_at_work(f"{leg}, building the draft backends"):
+    place = f"{leg}, building the draft backends"
+    with notebook.backend_at_work(place):
         multi = factory.multi_step(runner, num_steps=variant.num_steps, compress_ratio=0)
-        if len(multi.attn_backends) != variant.num_steps - 1:
-            notebook.violated(
-                f"{leg}: {variant.num_steps} steps need {variant.num_steps - 1} attention backends, "
-                f"got {len(multi.attn_backends)}"
-            )
-            raise LegEnded
-        poison_pools(multi.attn_backends[0].kv_buffers())
+        backends = multi.attn_backends
+    if len(backends) != variant.num_steps - 1:
+        wanted = f"{variant.num_steps} steps need {variant.num_steps - 1} attention backends"
+        notebook.violated(f"{place}: {wanted}, got {len(backends)}")
+        raise LegEnded
+    with notebook.backend_at_work(place):
+        poison_pools(backends[0].kv_buffers())
     return multi
