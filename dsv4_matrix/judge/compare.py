@@ -64,17 +64,23 @@ def compare(answer: Answer, truth: Truth, tolerance: Tolerance, cosine: float) -
     special = (error == torch.inf).sum(dim=-1) + (absolute_error(answer.lse, truth.lse) == torch.inf)
     # The contract bounds what is finite as stored: a key with an infinity is NaN in the cache, unquantised it is not.
     contract = absolute_error(answer.out, truth.contract) / (tolerance.atol + tolerance.rtol * truth.contract.abs())
-    contract = torch.where(truth.out.isfinite(), contract, 0.0)
+    contract = finite_part(contract, truth.out)
+    got, want = finite_part(answer.out, truth.out), finite_part(truth.out, truth.out)
     ratios = [
         special.to(torch.float64),
         contract.nan_to_num(nan=0.0, posinf=torch.inf).amax(dim=-1),
         over(error.amax(dim=-1), truth.max_budget),
         over(error.mean(dim=-1), truth.mean_budget),
-        over(signed_mean(answer.out, truth.out).abs(), truth.bias_budget)[:, None].expand(special.shape),
-        over(cosine_difference(answer.out, truth.out), cosine)[:, None].expand(special.shape),
+        over(signed_mean(got, want).abs(), truth.bias_budget)[:, None].expand(special.shape),
+        over(cosine_difference(got, want), cosine)[:, None].expand(special.shape),
         over(absolute_error(answer.lse, truth.lse), truth.lse_budget),
     ]
     return torch.stack(ratios)
+
+
+def finite_part(values: Tensor, want: Tensor) -> Tensor:
+    """``values`` where ``want`` is finite, 0 elsewhere: what sums over elements may see."""
+    return torch.where(want.isfinite(), values, 0.0)
 
 
 def absolute_error(got: Tensor, want: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dsv4_matrix.judge.compare import signed_mean
+from dsv4_matrix.judge.compare import finite_part, signed_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,9 +86,10 @@ class Oracle:
         contract, _ = self.reference.attend(q, self.sight.bank, index, sink, scale)
         low, low_lse = self.reference.attend_low_precision(q, self.stored, index, sink, scale)
 
-        low = low.to(torch.float64)
-        error, size = (low - out).abs_(), out.abs()
-        bias = signed_mean(low, out).abs()
+        # Budgets come from what is finite; a NaN or an infinity has no size, only a position.
+        low, settled = finite_part(low.to(torch.float64), out), finite_part(out, out)
+        error, size = (low - settled).abs_(), settled.abs()
+        bias = signed_mean(low, settled).abs()
         peak, baseline_max = size.amax(dim=-1), error.amax(dim=-1)
         lse_error = torch.where(low_lse == lse, 0.0, (low_lse.to(torch.float64) - lse).abs())
         lse_size = torch.where(lse.isinf(), 1.0, lse.abs().clamp(min=1.0))
