@@ -60,7 +60,7 @@ def _expand_rows(t, lens, bs, rows_per_request, RAGGED: tl.constexpr, BLOCK: tl.
 @triton.jit(
     do_not_specialize=[
         "bs", "rows", "rows_per_request", "out_rows", "out_stride", "table_rows", "context", "mapping_size",
-        "pages", "index_topk", "c4_width", "c128_width",
+        "pages", "index_topk", "c4_width", "c128_width", "counted",
     ]
 )  # fmt: skip
 def _metadata_kernel(
@@ -68,8 +68,8 @@ def _metadata_kernel(
     page_table, raw_out_loc, seq_lens_casual, positions_casual, swa_page_indices, swa_topk_lengths, swa_out_cache_loc,
     c4_out_loc, c128_out_loc, c4_raw, c4_clamp1, c4_sparse_lengths, c4_sparse, c128_clamp1, c128,
     bs, rows, rows_per_request, out_rows, out_stride, table_rows, table_stride, context, mapping_size,
-    pages, index_topk, c4_width, c128_width,
-    RAGGED: tl.constexpr, COUNTED: tl.constexpr, COMPRESS: tl.constexpr,
+    pages, index_topk, c4_width, c128_width, counted,
+    RAGGED: tl.constexpr, COMPRESS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -82,9 +82,7 @@ def _metadata_kernel(
     count = rows_per_request
     if RAGGED:
         count = tl.load(lens + request, mask=known, other=0).to(tl.int32)
-    first = seq_len
-    if COUNTED:
-        first = seq_len - count
+    first = seq_len - count * counted
     visible = tl.where(live, first + (t - start) + 1, 1)
     total = tl.where(live, first + count, 1)
     position = visible - 1
@@ -205,8 +203,8 @@ def fill_attn_metadata(core: DSV4AttnMetadata, layout: RowLayout, req_to_token: 
         or_spare(core.c128_page_indices),
         layout.batch_size, layout.rows, layout.rows_per_request, layout.out_cache_loc.shape[0],
         layout.out_cache_loc.stride(0), req_to_token.shape[0], req_to_token.stride(0), req_to_token.shape[1],
-        mapping.shape[0], pages, core.index_topk, c4_width, c128_width,
-        RAGGED=ragged, COUNTED=layout.counted, COMPRESS=compress, ROWS=block, COLUMNS=COLUMNS, WINDOW=WINDOW,
+        mapping.shape[0], pages, core.index_topk, c4_width, c128_width, int(layout.counted),
+        RAGGED=ragged, COMPRESS=compress, ROWS=block, COLUMNS=COLUMNS, WINDOW=WINDOW,
         num_warps=NUM_WARPS,
     )  # fmt: skip
 

@@ -61,7 +61,9 @@ def test_the_launch_guard_works(make_world, backend_class, no_launch):
 
 
 @pytest.mark.parametrize(("mode", "actual"), [("idle", None), ("decode", "idle"), ("extend", "idle")])
-def test_an_idle_batch_with_leftovers_is_one_dummy_token_a_request(make_world, backend_class, check_fields, mode, actual):
+def test_an_idle_batch_with_leftovers_is_one_dummy_token_a_request(
+    make_world, backend_class, check_fields, mode, actual
+):
     """What the last batch left in the tensors (lengths, request rows, locations) is not read."""
     world = make_world([300, 300])
     batch, _ = world.batch("decode", [255, 127])

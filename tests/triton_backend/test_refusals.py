@@ -27,7 +27,9 @@ RUNNERS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "error", "match"), RUNNERS, ids=[next(iter(c)) + str(i) for i, (c, *_) in enumerate(RUNNERS)])
+@pytest.mark.parametrize(
+    ("change", "error", "match"), RUNNERS, ids=[next(iter(c)) + str(i) for i, (c, *_) in enumerate(RUNNERS)]
+)
 def test_runners_that_are_not_supported(make_world, backend_class, change, error, match):
     world = make_world([300])
     backend_class(world.runner)
@@ -130,7 +132,9 @@ def test_forward_modes_without_a_graph_bucket(refusing, mode, in_capture):
 def test_graph_without_state(refusing):
     batch, _ = refusing.world.batch("decode", [1, 2])
     refusing.refuses(
-        RuntimeError, "call init_cuda_graph_state first", lambda: refusing.backend.init_forward_metadata_out_graph(batch)
+        RuntimeError,
+        "call init_cuda_graph_state first",
+        lambda: refusing.backend.init_forward_metadata_out_graph(batch),
     )
 
 

@@ -37,7 +37,9 @@ def test_gather_lists(make_world, backend_class, prefixes, counts, on_host):
     total = np.add(prefixes, counts)
     gathered = np.minimum(total, np.add(counts, 127))
     first = total - gathered
-    want = np.concatenate([world.mapping[world.table[r, f:t]] for r, (f, t) in enumerate(zip(first, total, strict=True))])
+    want = np.concatenate(
+        [world.mapping[world.table[r, f:t]] for r, (f, t) in enumerate(zip(first, total, strict=True))]
+    )
     assert cache.first_positions.tolist() == first.tolist()
     assert cache.swa_offsets.tolist() == [0, *np.cumsum(gathered)]
     assert cache.query_start_loc.tolist() == [0, *np.cumsum(counts)]
@@ -70,9 +72,7 @@ def test_c128_live_extent(make_world, backend_class, device, monkeypatch, max_se
     core.c128_page_indices = torch.full((2, 8192), -1, dtype=torch.int32, device=device)
     calls = []
     combine = sparse_prefill.combine_topk_swa_indices
-    monkeypatch.setattr(
-        sparse_prefill, "combine_topk_swa_indices", lambda *a, **k: calls.append(k) or combine(*a, **k)
-    )
+    monkeypatch.setattr(sparse_prefill, "combine_topk_swa_indices", lambda *a, **k: calls.append(k) or combine(*a, **k))
     indices, _, rows = sparse_prefill.combined_indices(core, cache, 128)
     extent = max(max_seq_len // 128, 1)
     assert rows == 2 * extent == cache.regions[128].slots.shape[0]
