@@ -71,7 +71,11 @@ def _output_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str
     _, heads, width = truth.out.shape
     candidates.append(("[heads, 512] written as [512, heads]", truth.out.mT.reshape(1, heads, width)))
     names = [name for name, output in candidates if _fits(truth, answer.out, output)]
-    return [*names, "rounded towards zero instead of to nearest"] if _truncates(truth, answer) else names
+    if bool(answer.out.isnan().all() & truth.out.isfinite().all()):
+        names.append("NaN, as from a slot that holds no live key")
+    if _truncates(truth, answer):
+        names.append("rounded towards zero instead of to nearest")
+    return names
 
 
 def _truncates(truth: Truth, answer: Answer) -> bool:

@@ -90,7 +90,7 @@ def failure_message(
         _line("over", _counts(bad)),
         _line("NaN/inf", f"{int(ratios[Check.SPECIAL].sum())} positions differ"),
         _line("cosine", _cosine(ratios, tolerances.budget.cosine)),
-        _line("rows", name_rows(bad_rows) + f" of {ratios.shape[1]}"),
+        _line("failing", name_rows(bad_rows) + f" of {ratios.shape[1]}"),
     ]
     hints = explanations(oracle, observation, others, bad_rows)
     lines.append(_line("agrees", "with: " + "; ".join(hints[:4]) if hints else "with no known mistake"))

@@ -60,6 +60,12 @@ def test_nan_is_located_and_counted(kit, step):
     assert "got      nan" in verdict.message
 
 
+def test_a_poisoned_slot_that_was_read_is_named(kit, step):
+    out, lse = kit.kernel(step)
+    out[1], lse[1] = math.nan, math.nan
+    assert "NaN, as from a slot that holds no live key (row 1)" in failure(kit, step, (out, lse)).message
+
+
 def test_a_key_that_is_not_finite_must_not_come_out_finite(kit, step):
     tokens = step.tokens.clone()
     tokens[step.token_base[3] + 2290, 70] = math.inf
