@@ -193,6 +193,8 @@ class _StaticChain:
         )
         self._on_host = decode.seq_lens_cpu is not None
         self.fill(None)
+        # A capture is of the graph's own mode.
+        self.batch.actual_forward_mode = None
 
     def fill(self, source: ForwardBatch | None) -> None:
         """Rows of ``source`` first, pad rows behind; None is a rank without requests."""

@@ -91,7 +91,7 @@ def check_promises(notebook: Notebook, place: str, watch: InputWatch, cache: Cac
         notebook.violated(f"{place}: the backend wrote its inputs: {', '.join(written)}")
     changed, in_dummy = cache.changed()
     if in_dummy:
-        notebook.violated(f"{place}: {in_dummy} bytes of the dummy page changed; pad rows store nothing, not even there")
+        notebook.violated(f"{place}: {in_dummy} bytes of the dummy page changed; pad rows store nothing, even there")
     if changed > ENTRY_BYTES * entries:
         allowed = f"{entries} entries of {ENTRY_BYTES} bytes" if entries else "no entry at all"
         notebook.violated(f"{place}: {changed} cache bytes changed; the step stores {allowed}")

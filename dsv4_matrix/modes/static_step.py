@@ -53,10 +53,15 @@ class StaticStep:
             selection=self._garbage.clone() if like.selection is not None else None,
             sink=like.sink.clone(),
         )
-        self.fill_idle()
+        self.fill_pads()
 
     def fill_idle(self) -> None:
-        """A rank without requests: pad rows only."""
+        """A rank without requests."""
+        self.fill_pads()
+        self.inputs.batch.actual_forward_mode = ForwardMode.IDLE
+
+    def fill_pads(self) -> None:
+        """Pad rows only, as for a capture: the mode is the graph's own."""
         batch = self.inputs.batch
         batch.seq_lens.fill_(SEQ_LEN_FILL)
         for integers in (batch.req_pool_indices, batch.out_cache_loc, batch.positions):
@@ -67,10 +72,10 @@ class StaticStep:
         if self.inputs.selection is not None:
             self.inputs.selection.copy_(self._garbage)
         self._describe([], [])
-        batch.actual_forward_mode = ForwardMode.IDLE
+        batch.actual_forward_mode = None
 
     def fill(self, step: Step, placement: Placement) -> None:
-        """The step's rows first, pad rows behind; raises ValueError where they do not fit."""
+        """The step's rows first, pad rows behind; a step without rows is idle. ValueError where they do not fit."""
         self.fill_idle()
         source, batch, rows = placement.batch, self.inputs.batch, step.q.shape[0]
         if source.batch_size > self._bucket or rows > self._bucket * self._rows:

@@ -66,7 +66,7 @@ class Notebook:
             self.violated(f"{place}: {error}")
             raise LegEnded from error
         except Exception as error:
-            if "synchroniz" in str(error) and "set_sync_debug_mode" in str(error):
+            if _is_cuda_sync(error):
                 self.violated(f"{place}: host sync: {error}")
                 raise LegEnded from error
             raise BackendError(place, error) from error
@@ -104,6 +104,11 @@ class Notebook:
 
 class LegEnded(Exception):  # noqa: N818  (control flow, not an error)
     """A violation after which the rest of this leg would mean nothing; the notebook holds the sentence."""
+
+
+def _is_cuda_sync(error: Exception) -> bool:
+    """Whether CUDA refused a sync: torch's debug mode outside a capture, the driver inside one."""
+    return "called a synchronizing CUDA operation" in str(error) or "stream is capturing" in str(error)
 
 
 def _describe(value: object) -> str:
