@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -54,3 +57,20 @@ def make(matrix: Matrix) -> Maker:
         return Report(header, tuple(results))
 
     return made
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A tab of a headless Chromium. Without one the test is skipped; with DSV4_MATRIX_REQUIRE_BROWSER=1 it fails."""
+    spec = importlib.util.spec_from_file_location("browser", Path(__file__).with_name("browser.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if (binary := module.find_chromium()) is None:
+        how = "no Chromium found; install it (Debian: apt-get install chromium) or set CHROMIUM to its path"
+        if os.environ.get("DSV4_MATRIX_REQUIRE_BROWSER") == "1":
+            pytest.fail(how)
+        pytest.skip(how)
+    with module.Browser(binary) as tab:
+        yield tab
