@@ -25,26 +25,34 @@ METADATA_COST = 0.2
 def static_cost(ratio: int, mode: str, variant: Variant) -> int:
     """Row-blocks that ``variant`` takes in the cell ``r<ratio>/<mode>``, at least 1.
 
-    EXTEND runs both prefill paths. A graph mode runs every batch twice (replayed and eager, which must agree bit for
-    bit) and besides warms up and captures a bucket of pad rows.
+    EXTEND runs both prefill paths. A graph mode runs every batch eagerly (a draft runner twice, with metadata of its
+    own and made per step) and replayed, which must agree bit for bit; see ``_captured`` for the rest.
     """
     batches = (variant.prefix_lens, *variant.replays)
     per_request = max(variant.extend_lens, default=1)
-    total = 0.0
-    for batch in batches:
-        # The case's own batch may be ragged; a replay of a graph has the same number of rows for every request.
-        counts = (
-            variant.extend_lens if batch is variant.prefix_lens and variant.extend_lens else (per_request,) * len(batch)
-        )
-        total += _batch(ratio, variant, batch, counts) * (2 if variant.forward == "extend" else 1)
+    # The case's own batch may be ragged; a replay of a graph has the same number of rows for every request.
+    first = _batch(ratio, variant, variant.prefix_lens, variant.extend_lens or (1,) * len(variant.prefix_lens))
+    total = first + sum(_batch(ratio, variant, batch, (per_request,) * len(batch)) for batch in variant.replays)
+    if variant.forward == "extend":
+        total *= 2
     if variant.accept_lens:
         kept = tuple(p + a for p, a in zip(variant.prefix_lens, variant.accept_lens, strict=True))
         total += _batch(ratio, variant, kept, (1,) * len(kept))
     if DRIVES[mode].graph:
-        bucket = variant.bucket or max((len(batch) for batch in batches), default=0)
-        pad_rows = bucket * per_request * max(variant.num_steps - 1, 1)
-        total = 2 * total + 2 * pad_rows * (_heads(variant) + METADATA_COST)
+        eager_legs = 2 if variant.num_steps else 1
+        total = (eager_legs + 1) * total + first + _captured(variant, batches, per_request)
     return max(1, round(total))
+
+
+def _captured(variant: Variant, batches: Sequence[Sequence[int]], per_request: int) -> float:
+    """What a graph adds besides its batches: pad rows. They fill the warm-up, the capture and an idle replay, and what
+    each batch leaves of the bucket; the first batch is replayed once more at the end.
+    """
+    bucket = variant.bucket or max(len(batch) for batch in batches)
+    empty = sum(bucket - len(batch) for batch in (*batches, batches[0]))
+    full = bucket * (2 if any(not batch for batch in batches) else 3)
+    rows = per_request * max(variant.num_steps - 1, 1)
+    return (empty + full) * rows * (_heads(variant) + METADATA_COST)
 
 
 def _batch(ratio: int, variant: Variant, prefix_lens: Sequence[int], counts: Sequence[int]) -> float:

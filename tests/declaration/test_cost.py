@@ -44,10 +44,25 @@ def test_extend_runs_both_paths() -> None:
     )
 
 
-def test_graph_runs_every_batch_twice_and_captures_pads() -> None:
-    one = 1 + METADATA_COST
+def test_graph_runs_every_batch_twice_and_pads() -> None:
     got = cost(0, "cg-decode", forward="decode", prefix_lens=(0,), replays=((0, 0), (), (0,)), bucket=3)
-    assert got == round(2 * 4 * one + 2 * 3 * one)
+    live = 2 * 4 + 1  # eager and replayed, the first batch once more
+    pads = 2 * 3 + (2 + 1 + 3 + 2 + 2)  # warm-up and capture; the rest of the bucket behind each of five replays
+    assert got == round((live + pads) * (1 + METADATA_COST))
+
+
+def test_graph_without_an_idle_batch_gets_one() -> None:
+    fields = {"forward": "decode", "prefix_lens": (0,), "bucket": 1}
+    idle = cost(0, "cg-decode", replays=((0,),) * 40 + ((),), **fields)
+    busy = cost(0, "cg-decode", replays=((0,),) * 40, **fields)
+    assert busy == idle
+
+
+def test_draft_runner_runs_two_eager_chains() -> None:
+    got = cost(0, "eagle-draft-runner", forward="decode", prefix_lens=(0,), num_steps=5, replays=((0,),) * 3)
+    rows = 4 * (3 * 4 + 1)  # four steps: two eager chains and the replays of four batches, the first once more
+    pads = 4 * 3  # warm-up, capture, idle replay
+    assert got == round((rows + pads) * (1 + METADATA_COST))
 
 
 def test_stated_cost_stands(small: str) -> None:
