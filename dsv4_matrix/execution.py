@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import tempfile
 import traceback
@@ -110,7 +111,18 @@ def _alone(case: Case) -> Iterator[None]:
     path = Path(tempfile.gettempdir()) / f"dsv4-matrix-large-pool-{os.getuid()}.lock"
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # released by the kernel if this process dies
-        yield
+        try:
+            yield
+        finally:
+            _give_memory_back()
+
+
+def _give_memory_back() -> None:
+    """The allocator would keep a large pool, and the next worker's would not fit beside it."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()  # does nothing in a process that never used a GPU
 
 
 def _fault(case: Case, setup: Setup, outcome: Outcome, told: str, **counts: Any) -> Execution:

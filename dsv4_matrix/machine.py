@@ -35,7 +35,8 @@ def find_machine() -> Machine:
     """The GPU that torch sees, else the CPU; imports torch.
 
     Without a GPU this sets TRITON_INTERPRET=1, so call it before a backend is imported: Triton reads the variable when
-    a kernel is defined. TRITON_INTERPRET=1 set by the user asks for the interpreter, also where there is a GPU.
+    a kernel is defined. TRITON_INTERPRET=1 set by the user asks for the interpreter, also where there is a GPU. On the
+    CPU torch is set to one thread, for this process.
     """
     import torch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,17 +40,38 @@ def test_three_packages_and_their_data(wheel: zipfile.ZipFile) -> None:
     } <= names
 
 
-def test_an_installed_wheel_has_the_fingerprint_of_the_checkout(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    wheel.extractall(tmp_path)
-    code = (
+@pytest.fixture
+def installed(wheel: zipfile.ZipFile, tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Run code in an empty folder, in an interpreter that imports the packages from the unpacked wheel."""
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    wheel.extractall(site)
+    empty.mkdir()
+
+    def call(code: str) -> subprocess.CompletedProcess[str]:
+        code = f"import sys; sys.path.insert(0, {str(site)!r}); {code}"
+        return subprocess.run([sys.executable, "-I", "-c", code], cwd=empty, capture_output=True, text=True)
+
+    return call
+
+
+def test_an_installed_wheel_has_the_fingerprint_of_the_checkout(
+    installed: Callable[[str], subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    done = installed(
         "from pathlib import Path; from dsv4_matrix.report import fingerprint as f; "
         "package = Path(f.__file__).parents[1]; print(package.parent, f.fingerprint(package / 'matrix.yaml'))"
     )
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}"],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        text=True,
+    assert done.stdout.split() == [str(tmp_path / "site"), fingerprint(ROOT / "matrix.yaml")], done.stderr
+
+
+def test_an_installed_wheel_runs_the_matrix_from_an_empty_folder(
+    installed: Callable[[str], subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    cells = "r0-eager-decode-within-window,refusal-head-dim"
+    done = installed(
+        "from dsv4_matrix.cli import main; import dsv4_triton; assert dsv4_triton.__file__.startswith(sys.path[0]); "
+        f"sys.exit(main(['run', '--cells', '{cells}', '-n', '0']))"
     )
-    assert done.stdout.split() == [str(tmp_path), fingerprint(ROOT / "matrix.yaml")]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of 2 selected cases passed" in done.stdout
+    assert list((tmp_path / "empty").iterdir()) == []
