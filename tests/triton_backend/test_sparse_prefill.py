@@ -94,7 +94,7 @@ def test_extents_beyond_what_the_metadata_lists_are_refused(device):
 @pytest.mark.parametrize(("prefixes", "counts"), CASES)
 def test_combined_lists(make_world, backend_class, device, prefixes, counts, ratio):
     """Per row: the selected or all entries, then the window ascending, then -1; decoded back to positions."""
-    world, backend, batch, rows = built(make_world, backend_class, prefixes, counts, pads=3)
+    _, backend, batch, rows = built(make_world, backend_class, prefixes, counts, pads=3)
     core = backend.forward_metadata.core_attn_metadata
     generator = np.random.default_rng(ratio)
     raw = np.full((len(rows.position), 512), -1, np.int32)

@@ -34,7 +34,7 @@ def owned(slots, pages: int, entries: int, stride: int) -> np.ndarray:
 
 
 def check_written(backend, name: str, slots, entries: int) -> None:
-    """Bytes outside ``slots`` still hold poison; each slot's bytes were written (random data leaves few poison bytes)."""
+    """Bytes outside ``slots`` still hold poison; those of each slot do not, but for the few that chance gives."""
     buffer = backend.kv_buffers()[name].cpu().numpy()
     mask = owned(slots, *buffer.shape[:1], entries, buffer.shape[1])
     assert (buffer[~mask] == POISON).all(), f"{name}: a byte that no row owns was written"
