@@ -34,7 +34,8 @@ class Compiled:
         kernel, target: names.
         shared: bytes of shared memory, to be held against ``shared_limit``.
         matrix_instruction: ``wgmma``, ``tcgen05.mma``, ``mma.sync`` or ``mfma``; empty if there is none.
-        registers, spill_bytes: from ptxas, a thread; None for targets without one.
+        registers, stack_bytes: a thread's, from the machine code; None for AMD. These kernels keep nothing on the stack,
+            so what lies there are spilled registers.
     """
 
     kernel: str
@@ -43,7 +44,7 @@ class Compiled:
     shared_limit: int
     matrix_instruction: str
     registers: int | None
-    spill_bytes: int | None
+    stack_bytes: int | None
 
 
 def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
@@ -95,33 +96,26 @@ def compile_kernel(name: str, target: Target, **launch: int) -> tuple[Compiled, 
         target=gpu,
         options={**options, "enable_fp_fusion": True, **launch},
     )
-    registers = spills = None
     code = compiled.asm.get("ptx") or compiled.asm.get("amdgcn", "")
-    if "ptx" in compiled.asm:
-        registers, spills = _ptxas(code)
+    registers, stack = _resources(compiled.asm["cubin"]) if "cubin" in compiled.asm else (None, None)
     found = next((x for x in ("wgmma", "tcgen05.mma", "mfma", "mma.sync") if x in code), "")
     shared = compiled.metadata.shared
-    return Compiled(name, target.name, shared, target.shared_limit, found, registers, spills), compiled
+    return Compiled(name, target.name, shared, target.shared_limit, found, registers, stack), compiled
 
 
-def _ptxas(ptx: str) -> tuple[int, int]:
-    """Registers and spilled bytes a thread, as the assembler of the Triton wheel reports them."""
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and stack bytes a thread, read by the object dumper of the Triton wheel."""
     from triton import knobs
 
-    arch = re.search(r"\.target (sm_\w+)", ptx).group(1)  # type: ignore[union-attr]
-    tool = knobs.nvidia.ptxas_blackwell if int(re.sub(r"\D", "", arch)) >= 100 else knobs.nvidia.ptxas
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx)
-        log = subprocess.run(
-            [tool.path, "-v", f"--gpu-name={arch}", str(source), "-o", str(Path(folder) / "kernel.cubin")],
-            check=True, capture_output=True, text=True,
-        ).stderr  # fmt: skip
-    registers = re.search(r"Used (\d+) registers", log)
-    spills = re.search(r"(\d+) bytes spill stores", log)
-    if registers is None or spills is None:
-        raise RuntimeError(f"ptxas printed neither registers nor spills:\n{log}")
-    return int(registers.group(1)), int(spills.group(1))
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", str(file)]
+        log = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", log)
+    if usage is None:
+        raise RuntimeError(f"cuobjdump printed no resource usage:\n{log}")
+    return int(usage.group(1)), int(usage.group(2))
 
 
 def compile_in_subprocess(target: str, *names: str) -> list[Compiled]:

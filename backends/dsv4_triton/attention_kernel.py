@@ -268,7 +268,7 @@ def attend(
             )  # fmt: skip
 
     if splits == 1:
-        sinks = tl.load(sink + h, mask=real & ((given & 4) != 0), other=float("-inf"))
+        sinks = tl.load(sink + h, mask=h < heads * ((given >> 2) & 1), other=float("-inf"))
         factor, row_lse = normaliser(top, total, sinks)
         tl.store(lse + b * l_b + s * l_s + h * l_h, row_lse, mask=real)
         out_row = b * o_b + s * o_s + h.to(tl.int64) * o_h
@@ -326,7 +326,7 @@ def combine(
         acc = acc * keep[:, None] + tl.load(at[:, None] + column) * weight[:, None]
         top = new_top
         i += 1
-    sinks = tl.load(sink + h, mask=(h < heads) & ((given & 4) != 0), other=float("-inf"))
+    sinks = tl.load(sink + h, mask=h < heads * ((given >> 2) & 1), other=float("-inf"))
     factor, row_lse = normaliser(top, total, sinks)
     tl.store(lse + b * l_b + s * l_s + h * l_h, row_lse)
     out_row = b * o_b + s * o_s + h.to(tl.int64) * o_h

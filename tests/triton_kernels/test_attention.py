@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from dsv4_reference.codec import dequantise
 from dsv4_triton import attention
 from dsv4_triton.attention import sparse_attention, sparse_attention_bf16
 
@@ -178,6 +179,27 @@ def test_scale_edges_and_pad_byte(make_keys, queries, generator, oracle, check, 
         values[1, group * 64 : group * 64 + 64] *= 2.0 ** (byte - old)
     got = sparse_attention(q, keys.view, ints(0, 1, 2)[None], None, None, SCALE)
     check(got, oracle(q, [(values, ints(0, 1, 2)[None], None)], None, SCALE))
+
+
+def test_every_code_reads_as_a_key(make_keys, ints, device):
+    """One key of weight 1 comes out as it was read: all finite codes, under scale bytes from end to end."""
+    scales = [2, 20, 104, 105, 126, 127, 128, 133, 134, 135, 136, 200, 245]
+    keys = make_keys(torch.zeros(len(scales) * 2, 512).bfloat16(), torch.arange(len(scales) * 2), 1, len(scales) * 2)
+    raw = keys.view.flatten(1)[0]
+    forward = torch.arange(448) % 256
+    codes = torch.stack([forward, 255 - forward])
+    codes = torch.where((codes & 0x7F) == 0x7F, 0x80, codes)
+    for row in range(len(scales) * 2):
+        raw[row * 576 : row * 576 + 448] = codes[row % 2].to(device, torch.uint8)
+        raw[len(scales) * 2 * 576 + row * 8 :][:7] = scales[row // 2]
+    q = torch.zeros(len(scales) * 2, 16, 512, dtype=torch.bfloat16, device=device)
+    index = torch.arange(len(scales) * 2, dtype=torch.int32, device=device)[:, None]
+    out, lse = sparse_attention(q, keys.view, index, None, None, SCALE)
+    bytes7 = torch.tensor(scales, dtype=torch.uint8).repeat_interleave(2)[:, None].expand(-1, 7).contiguous()
+    want = dequantise(codes.repeat(len(scales), 1).to(torch.uint8), bytes7).float().bfloat16()
+    for head in (0, 15):
+        assert torch.equal(out[:, head, :448].cpu(), want)
+    assert not lse.any()
 
 
 @pytest.mark.parametrize("sink", [-math.inf, math.inf, 1e30, -1e30, 0.1234, -1.7])
