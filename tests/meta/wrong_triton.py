@@ -1,0 +1,229 @@
+"""The Triton backend with one defect each: faults that users of DSV4 attention have met, in the real kernels.
+
+Each class is sound but for the lines shown, so that a red cell can only be about them. ``module:attr`` loads them:
+``dsv4-matrix run --backend wrong_triton:SinkDropped``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dsv4_triton import DSV4TritonBackend
+from dsv4_triton.multi_step import DSV4TritonMultiStepBackend
+from dsv4_triton.store import pack_and_store
+from torch import Tensor
+
+
+class SinkDropped(DSV4TritonBackend):
+    """The quantised path forgets the sink."""
+
+    def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, attn_sink: Any, *extra: Any):
+        return super().attend(q, k_cache, indices, topk_length, None, *extra)
+
+
+class Window127(DSV4TritonBackend):
+    """The oldest key of a full window is lost."""
+
+    def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, *rest: Any):
+        return super().attend(q, k_cache, indices, topk_length.clamp(max=127), *rest)
+
+
+class FilledMetadata(DSV4TritonBackend):
+    """Sound; gives defects a place behind every filling of the metadata, eager or in the graph."""
+
+    def spoil(self, core: Any) -> None:
+        raise NotImplementedError
+
+    def init_forward_metadata(self, batch: Any) -> None:
+        super().init_forward_metadata(batch)
+        self.spoil(self.core_metadata("init_forward_metadata"))
+
+    def init_forward_metadata_in_graph(self, batch: Any) -> None:
+        captured = self._captured is not None
+        super().init_forward_metadata_in_graph(batch)
+        if captured:
+            self.spoil(self.core_metadata("init_forward_metadata_in_graph"))
+
+
+class C4EntryEarly(FilledMetadata):
+    """C4 lengths count the group that the row is still in, and the selection offers it."""
+
+    def spoil(self, core: Any) -> None:
+        if core.c4_topk_lengths_raw is not None:
+            core.c4_topk_lengths_raw.add_(1)
+            core.c4_sparse_topk_lengths.copy_(core.c4_topk_lengths_raw.clamp(1, core.index_topk))
+
+    def write_c4_selection(self, raw: Tensor) -> None:
+        visible = self.core_metadata("write_c4_selection").c4_topk_lengths_raw.unsqueeze(1)
+        column = torch.arange(raw.shape[1], device=raw.device, dtype=raw.dtype)
+        super().write_c4_selection(torch.where(column == visible - 1, visible.to(raw.dtype) - 1, raw))
+
+
+class PageTableRowIgnored(FilledMetadata):
+    """Every row translates its compressed entries through the first row's pages."""
+
+    def spoil(self, core: Any) -> None:
+        if core.rows and core.c128_page_indices is not None:
+            core.page_table.copy_(core.page_table[:1].clone().expand_as(core.page_table))
+            first = core.c128_page_indices[:1].clone()
+            core.c128_page_indices.copy_(torch.where(core.c128_page_indices >= 0, first, core.c128_page_indices))
+
+
+class StaleGraphBuffer(DSV4TritonBackend):
+    """Replay preparation puts the batch into new tensors; the graph goes on reading the old ones."""
+
+    def init_forward_metadata_out_graph(self, batch: Any, *, in_capture: bool = False) -> None:
+        if in_capture:
+            super().init_forward_metadata_out_graph(batch, in_capture=True)
+            return
+        steps = [step for bucket in self.graph_state.steps.values() for step in bucket.values()]
+        frozen = [(step.raw, {name: getattr(step.raw, name).clone() for name in NAMES}) for step in steps]
+        super().init_forward_metadata_out_graph(batch)
+        for raw, values in frozen:
+            for name, value in values.items():
+                getattr(raw, name).copy_(value)
+
+
+NAMES = ("req_pool_indices", "seq_lens", "out_cache_loc")
+
+
+class StaleRowWhenShrinking(DSV4TritonBackend):
+    """Replay preparation copies the live requests and leaves the rest as the larger batch before left it."""
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        super().init_cuda_graph_state(max_bs, max_num_tokens)
+        state = self.graph_state
+        sound = state.prepare_replay
+
+        def prepare_replay(batch: Any) -> Any:
+            live = _live_requests(batch)
+            steps = [step for bucket in state.steps.values() for step in bucket.values()]
+            before = {id(step): {name: getattr(step.raw, name).clone() for name in NAMES} for step in steps}
+            step = sound(batch)
+            per_request = step.key.rows // step.key.batch_size
+            for name, value in before[id(step)].items():
+                start = live * per_request if name == "out_cache_loc" else live
+                getattr(step.raw, name)[start:].copy_(value[start:])
+            return step
+
+        state.prepare_replay = prepare_replay
+
+
+def _live_requests(batch: Any) -> int:
+    if batch.actual_forward_mode == "idle":
+        return 0
+    return int((batch.req_pool_indices != 0).sum())
+
+
+class OutCacheLocReusedWhileIdle(DSV4TritonBackend):
+    """The write locations are translated once, and an idle rank goes on using them."""
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        super().init_cuda_graph_state(max_bs, max_num_tokens)
+        state = self.graph_state
+        sound = state.prepare_replay
+
+        def prepare_replay(batch: Any) -> Any:
+            if batch.actual_forward_mode != "idle" and _live_requests(batch):
+                return sound(batch)
+            kept = {id(s): s.raw.out_cache_loc.clone() for b in state.steps.values() for s in b.values()}
+            step = sound(batch)
+            step.raw.out_cache_loc.copy_(kept[id(step)])
+            return step
+
+        state.prepare_replay = prepare_replay
+
+
+class PadRowWritesLiveSlot(DSV4TritonBackend):
+    """A pad row's location 0 is taken for the last slot of the pool's first live page."""
+
+    def store_kv(self, batch: Any, k: Tensor) -> None:
+        slots = self.get_swa_out_cache_loc(batch)
+        pack_and_store(k, torch.where(slots <= 0, self.runner.swa_page_size, slots), self.cache.swa)
+
+
+class VerifyRowsShareFirstLength(FilledMetadata):
+    """All draft rows of a request see what its first row sees."""
+
+    def spoil(self, core: Any) -> None:
+        rows = self.runner.speculative_num_draft_tokens
+        if rows < 2 or core.rows % rows:
+            return
+        first = torch.arange(core.rows, device=core.page_table.device) // rows * rows
+        for name in ("seq_lens_casual", "swa_page_indices", "swa_topk_lengths"):
+            value = getattr(core, name)
+            value.copy_(value[first])
+
+
+class DraftPositionsNotAdvanced(DSV4TritonBackend):
+    """Every draft step decodes at the committed length."""
+
+    @classmethod
+    def multi_step(cls, runner: Any, *, num_steps: int, compress_ratio: int = 0) -> DSV4TritonMultiStepBackend:
+        return _NotAdvanced(cls, runner, num_steps=num_steps, compress_ratio=compress_ratio)
+
+
+class _NotAdvanced(DSV4TritonMultiStepBackend):
+    def step_batch(self, batch: Any, step: int) -> Any:
+        sound = super().step_batch(batch, step)
+        sound.seq_lens = sound.seq_lens - step
+        sound.positions = sound.positions - step
+        return sound
+
+
+class DraftSlotsStepMajor(DSV4TritonBackend):
+    """The flat write locations of a draft are read step-major, though they are request-major."""
+
+    @classmethod
+    def multi_step(cls, runner: Any, *, num_steps: int, compress_ratio: int = 0) -> DSV4TritonMultiStepBackend:
+        return _StepMajor(cls, runner, num_steps=num_steps, compress_ratio=compress_ratio)
+
+
+class _StepMajor(DSV4TritonMultiStepBackend):
+    def step_batch(self, batch: Any, step: int) -> Any:
+        sound = super().step_batch(batch, step)
+        sound.out_cache_loc = batch.out_cache_loc.view(self.num_steps, -1)[step].contiguous()
+        return sound
+
+
+class DraftExtendPrefixOnly(FilledMetadata):
+    """Draft-extend rows are placed behind the prefix as if their own tokens did not count."""
+
+    def spoil(self, core: Any) -> None:
+        if core.c4_out_loc is None and core.rows:
+            core.swa_topk_lengths.copy_((core.swa_topk_lengths - 1).clamp(min=0))
+
+
+class LengthsNotHonoured(DSV4TritonBackend):
+    """The window's length is forced to its width, so that padding of the index list is read as slot 0."""
+
+    def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, *rest: Any):
+        return super().attend(q, k_cache, indices.clamp(min=0), torch.full_like(topk_length, 128), *rest)
+
+
+class LseInBase2(DSV4TritonBackend):
+    """The log-sum-exp leaves the kernel in its own base."""
+
+    def attend(self, *arguments: Any):
+        out, lse = super().attend(*arguments)
+        return out, lse * 1.4426950408889634
+
+
+class EmptyExtraEntryCounted(DSV4TritonBackend):
+    """A row without a complete entry attends to slot 0, whose index was clamped from -1."""
+
+    def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, sink: Any, *extra: Any):
+        if extra:
+            cache, entries, length = extra
+            extra = (cache, entries.clamp(min=0), length)
+        return super().attend(q, k_cache, indices, topk_length, sink, *extra)
+
+
+class SlotMapCached(DSV4TritonBackend):
+    """The full to SWA map is copied when the backend is built and never looked at again."""
+
+    def __init__(self, runner: Any, cache: Any = None) -> None:
+        from dataclasses import replace
+
+        super().__init__(replace(runner, full_to_swa_index_mapping=runner.full_to_swa_index_mapping.clone()), cache)
