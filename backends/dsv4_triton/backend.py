@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from dsv4_triton import refusals
-from dsv4_triton.attention import KeyList, launch
+from dsv4_triton.attention_calls import AttentionCalls, match_rows
 from dsv4_triton.breakable import BreakableGraphSupport
 from dsv4_triton.cache import KVCache
-from dsv4_triton.flash_mla import flash_mla_with_kvcache
-from dsv4_triton.geometry import HEAD_DIM
+from dsv4_triton.forward_metadata import DSV4Metadata, RawMetadata
 from dsv4_triton.graph_state import CapturedStep, GraphState
-from dsv4_triton.metadata import DSV4AttnMetadata, DSV4Metadata, PagedIndexerMetadata, RawMetadata
+from dsv4_triton.metadata import DSV4AttnMetadata
 from dsv4_triton.metadata_kernels import build_attn_metadata, fill_attn_metadata, swa_slots, write_c4_selection
 from dsv4_triton.rows import RowLayout, eager_layout
 from dsv4_triton.runner import is_idle
-from dsv4_triton.sparse_prefill import SparsePrefillWorkspace, combined_indices, takes_sparse_path
-from dsv4_triton.store import pack_and_store, unpack
+from dsv4_triton.sparse_prefill import SparsePrefillWorkspace, takes_sparse_path
+from dsv4_triton.store import pack_and_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from dsv4_triton.runner import ForwardBatch, RunnerConfig
 
 
-class DSV4TritonBackend(BreakableGraphSupport):
+class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls):
     """DeepSeek-V4 sparse attention of one model runner.
 
     Args:
@@ -112,10 +111,7 @@ class DSV4TritonBackend(BreakableGraphSupport):
         """New metadata of ``layout``; not made current."""
         runner = self.runner
         core = build_attn_metadata(layout, runner.req_to_token, runner.full_to_swa_index_mapping, runner.index_topk)
-        indexer = None
-        if core.c4_topk_lengths_raw is not None:
-            indexer = PagedIndexerMetadata(core.page_size, core.page_table, core.c4_topk_lengths_raw)
-        return DSV4Metadata(core, indexer, layout=layout)
+        return DSV4Metadata.over(core, layout)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Allocate for graphs of up to ``max_bs`` requests and ``max_num_tokens`` rows; forgets earlier captures.
@@ -239,95 +235,3 @@ class DSV4TritonBackend(BreakableGraphSupport):
         if takes_sparse_path(batch, q.shape[0], self.runner.prefill_path):
             return self._forward_sparse_prefill(q, batch, core, compress_ratio, attn_sink)
         return self._forward_paged(q, core, compress_ratio, attn_sink)
-
-    def _forward_paged(
-        self, q: Tensor, core: DSV4AttnMetadata, ratio: int, sink: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        rows = q.shape[0]
-        extra: tuple[Tensor, Tensor, Tensor] | tuple[()] = ()
-        if ratio != 0:
-            indices = core.c4_sparse_page_indices if ratio == 4 else core.c128_page_indices
-            lengths = core.c4_sparse_topk_lengths if ratio == 4 else core.c128_topk_lengths_clamp1
-            extra = (
-                self.cache.compressed[ratio].view(),
-                match_rows(indices, rows, -1).unsqueeze(1),
-                match_rows(lengths, rows, 1),
-            )
-        out, lse = self.attend(
-            q.unsqueeze(1),
-            self.cache.swa.view(),
-            match_rows(core.swa_page_indices, rows, 0).unsqueeze(1),
-            match_rows(core.swa_topk_lengths, rows, 1),
-            sink,
-            *extra,
-        )
-        return out.squeeze(1), lse.squeeze(-1)
-
-    def _forward_sparse_prefill(
-        self, q: Tensor, batch: ForwardBatch, core: DSV4AttnMetadata, ratio: int, sink: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        cache = self.sparse_prefill_cache(batch)
-        indices, lengths, compressed = combined_indices(core, cache, ratio)
-        workspace = self.workspace.get(compressed + cache.swa_token_ids.shape[0])
-        if ratio != 0:
-            unpack(self.cache.compressed[ratio], cache.regions[ratio].slots, workspace[:compressed, 0])
-        unpack(self.cache.swa, cache.swa_token_ids, workspace[compressed:, 0])
-        rows = q.shape[0]
-        return self.attend_prefill(
-            q, workspace, match_rows(indices, rows, -1).unsqueeze(1), match_rows(lengths, rows, 0), sink
-        )
-
-    def attend(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        indices: Tensor,
-        topk_length: Tensor,
-        attn_sink: Tensor | None,
-        extra_k_cache: Tensor | None = None,
-        extra_indices: Tensor | None = None,
-        extra_topk_length: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """FlashMLA's sparse FP8 call; override it to run another kernel over these pools and this metadata.
-
-        ``q`` bf16 ``[T, 1, H, 512]``; caches uint8 ``[pages, entries, 1, 584]`` over strided pages; indices int32
-        ``[T, 1, W]``, -1 where absent; lengths int32 ``[T]``. Returns out bf16 ``[T, 1, H, 512]`` and lse fp32
-        ``[T, H, 1]``.
-        """
-        return flash_mla_with_kvcache(
-            q,
-            k_cache,
-            None,
-            None,
-            HEAD_DIM,
-            None,
-            softmax_scale=self.softmax_scale,
-            is_fp8_kvcache=True,
-            indices=indices,
-            attn_sink=attn_sink,
-            extra_k_cache=extra_k_cache,
-            extra_indices_in_kvcache=extra_indices,
-            topk_length=topk_length,
-            extra_topk_length=extra_topk_length,
-        )
-
-    def attend_prefill(
-        self, q: Tensor, kv: Tensor, indices: Tensor, topk_length: Tensor, attn_sink: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """FlashMLA's sparse prefill call: ``q`` bf16 ``[T, H, 512]``, ``kv`` bf16 ``[N, 1, 512]``, indices int32
-        ``[T, 1, W]``, lengths int32 ``[T]``. Returns out bf16 ``[T, H, 512]`` and lse fp32 ``[T, H]``."""
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        keys = KeyList(kv[:, 0], indices, topk_length)
-        launch(q.unsqueeze(1), keys, None, attn_sink, self.softmax_scale, out.unsqueeze(1), lse.unsqueeze(1))
-        return out, lse
-
-
-def match_rows(values: Tensor, rows: int, fill: int) -> Tensor:
-    """Metadata of exactly ``rows`` rows: cut off, or padded with ``fill`` (q padded after the metadata was built)."""
-    have = values.shape[0]
-    if have == rows:
-        return values
-    if have > rows:
-        return values[:rows]
-    return torch.cat([values, values.new_full((rows - have, *values.shape[1:]), fill)])

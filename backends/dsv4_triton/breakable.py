@@ -10,7 +10,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from dsv4_triton.metadata import DSV4Metadata
+from dsv4_triton.forward_metadata import DSV4Metadata
 from dsv4_triton.rows import eager_layout
 from dsv4_triton.runner import EXTEND, TARGET_VERIFY
 from dsv4_triton.sparse_prefill import BIG_QUERY_ROWS, SparsePrefillCache, build_cache

@@ -13,15 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dsv4_triton.metadata import (
-    DSV4AttnMetadata,
-    DSV4Metadata,
-    DSV4RawDecodeMetadata,
-    DSV4RawVerifyMetadata,
-    PagedIndexerMetadata,
-    RawMetadata,
-    allocate,
-)
+from dsv4_triton.forward_metadata import DSV4Metadata, DSV4RawDecodeMetadata, DSV4RawVerifyMetadata, RawMetadata
+from dsv4_triton.metadata import DSV4AttnMetadata, allocate
 from dsv4_triton.metadata_kernels import page_columns
 from dsv4_triton.refusals import graph_bucket, refuse
 from dsv4_triton.rows import PAD_SEQ_LEN, RowLayout, check_capacity, known_max, verify_width
@@ -121,15 +114,14 @@ class GraphState:
             for captured in fitting:
                 captured.raw.copy_(self._pad_inputs(captured.key))
             return step
-        inputs = self._pad_inputs(step.key)
-        _fill(inputs.req_pool_indices, batch.req_pool_indices)
-        _fill(inputs.seq_lens, batch.seq_lens)
-        _fill(inputs.out_cache_loc, batch.out_cache_loc)
-        if isinstance(inputs, DSV4RawVerifyMetadata):
-            inputs.seq_lens_cpu = batch.seq_lens_cpu
-            if inputs.verify_lens is not None and batch.verify_lens is not None:
-                _fill(inputs.verify_lens, batch.verify_lens)
-        step.raw.copy_(inputs)
+        raw = step.raw
+        _fill(raw.req_pool_indices, batch.req_pool_indices, 0)
+        _fill(raw.seq_lens, batch.seq_lens, PAD_SEQ_LEN)
+        _fill(raw.out_cache_loc, batch.out_cache_loc, 0)
+        if isinstance(raw, DSV4RawVerifyMetadata):
+            raw.seq_lens_cpu = batch.seq_lens_cpu
+            if raw.verify_lens is not None and batch.verify_lens is not None:
+                _fill(raw.verify_lens, batch.verify_lens, 0)
         return step
 
     def _key(self, batch: ForwardBatch) -> GraphKey:
@@ -206,14 +198,15 @@ class GraphState:
             max_seq_len=self.max_context_len,
             compress=compress,
         )
-        indexer = None
-        if core.c4_topk_lengths_raw is not None:
-            indexer = PagedIndexerMetadata(core.page_size, core.page_table, core.c4_topk_lengths_raw)
-        return CapturedStep(key, raw, layout, DSV4Metadata(core, indexer, layout=layout))
+        return CapturedStep(key, raw, layout, DSV4Metadata.over(core, layout))
 
 
-def _fill(into: Tensor, values: Tensor) -> None:
-    into[: values.shape[0]].copy_(values)
+def _fill(into: Tensor, values: Tensor, pad: int) -> None:
+    """``values`` at the front, ``pad`` behind: one launch where they fill it."""
+    count = values.shape[0]
+    into[:count].copy_(values)
+    if count < into.shape[0]:
+        into[count:].fill_(pad)
 
 
 def _first_rows(core: DSV4AttnMetadata, rows: int, compress: bool) -> DSV4AttnMetadata:

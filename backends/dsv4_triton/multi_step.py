@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dsv4_triton.backend import DSV4TritonBackend
-    from dsv4_triton.metadata import DSV4Metadata
+    from dsv4_triton.forward_metadata import DSV4Metadata
     from dsv4_triton.runner import ForwardBatch, RunnerConfig
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from dsv4_triton.geometry import HEAD_DIM, PAGE_SIZE
+from dsv4_triton.geometry import COMPRESS_RATIOS, HEAD_DIM, NUM_HEADS, PAGE_SIZE, SWA_PAGE_SIZES
 from dsv4_triton.runner import DECODE, DRAFT_EXTEND, EXTEND, IDLE, TARGET_VERIFY
 
 if TYPE_CHECKING:
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from dsv4_triton.runner import ForwardBatch, RunnerConfig
 
 ACTOR = "DSV4TritonBackend"
-RATIOS = (0, 4, 128)
-HEADS = (16, 32, 64, 128)
-SWA_PAGE_SIZES = (256, 128)
 INDEX_TOPKS = (512, 1024)
 PREFILL_PATHS = ("auto", "dense", "sparse")
 DRAFT_STEPS = range(2, 6)
@@ -50,7 +47,7 @@ def check_runner(runner: RunnerConfig) -> None:
         refuse(AssertionError, f"head_dim is {runner.head_dim}", "512 (448 nope + 64 rope)")
     if runner.swa_page_size not in SWA_PAGE_SIZES:
         refuse(AssertionError, f"swa_page_size is {runner.swa_page_size}", "256 or 128")
-    if runner.num_heads not in HEADS:
+    if runner.num_heads not in NUM_HEADS:
         refuse(ValueError, f"num_heads is {runner.num_heads}", "16, 32, 64 or 128 heads")
     if runner.index_topk not in INDEX_TOPKS:
         refuse(AssertionError, f"index_topk is {runner.index_topk}", "512 or 1024")
@@ -116,7 +113,7 @@ def graph_bucket(batch: ForwardBatch) -> str:
 
 def check_ratio(ratio: int, where: str) -> None:
     """ValueError for a compress ratio that no pool exists for."""
-    if ratio not in RATIOS:
+    if ratio not in COMPRESS_RATIOS:
         refuse(ValueError, f"invalid compress_ratio={ratio}", "0, 4 and 128", where)
 
 

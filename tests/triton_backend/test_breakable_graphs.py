@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from dsv4_triton.breakable import SharedReadEnds
-from dsv4_triton.metadata import DSV4Metadata
+from dsv4_triton.forward_metadata import DSV4Metadata
 from dsv4_triton.sparse_prefill import SparsePrefillWorkspace, takes_sparse_path
 
 COPIED = (

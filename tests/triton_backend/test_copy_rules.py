@@ -7,14 +7,13 @@ from dataclasses import dataclass, fields
 import pytest
 import torch
 from dsv4_triton.copy_rules import CopyRules, assign_scheduler
-from dsv4_triton.metadata import (
-    DSV4AttnMetadata,
+from dsv4_triton.forward_metadata import (
     DSV4Metadata,
     DSV4RawDecodeMetadata,
     DSV4RawVerifyMetadata,
     PagedIndexerMetadata,
-    Scheduler,
 )
+from dsv4_triton.metadata import DSV4AttnMetadata, Scheduler
 
 EQUAL = ("page_size", "index_topk", "cuda_int32_kwargs")
 ASSIGNED = ("swa_out_cache_loc", "c0_flashmla_metadata", "c4_flashmla_metadata", "c128_flashmla_metadata")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from dsv4_triton import sparse_prefill
+from dsv4_triton import attention_calls, sparse_prefill
 
 CASES = [
     ((0,), (5,)),
@@ -185,9 +185,7 @@ def test_the_agreement_notices_one_key_too_few(two_paths, monkeypatch):
         indices, lengths, compressed = combine(core, cache, ratio)
         return indices, lengths - 1, compressed
 
-    from dsv4_triton import backend
-
-    monkeypatch.setattr(backend, "combined_indices", short)
+    monkeypatch.setattr(attention_calls, "combined_indices", short)
     dense, sparse, rows = two_paths((126, 254), (3, 2), 4)
     with pytest.raises(AssertionError):
         check_agree(dense, sparse, rows)

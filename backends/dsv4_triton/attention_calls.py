@@ -1,0 +1,126 @@
+"""What a forward gives its attention kernel, and the two calls that run one.
+
+``attend`` and ``attend_prefill`` have FlashMLA's shapes, so that any kernel with such a function can take their place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from dsv4_triton.attention import KeyList, launch
+from dsv4_triton.flash_mla import flash_mla_with_kvcache
+from dsv4_triton.geometry import HEAD_DIM
+from dsv4_triton.sparse_prefill import SparsePrefillCache, SparsePrefillWorkspace, combined_indices
+from dsv4_triton.store import unpack
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dsv4_triton.cache import KVCache
+    from dsv4_triton.metadata import DSV4AttnMetadata
+    from dsv4_triton.runner import ForwardBatch
+
+
+class AttentionCalls:
+    """The forward over pages (all modes) and over the sparse-prefill workspace (EXTEND); mixed into the backend."""
+
+    cache: KVCache
+    workspace: SparsePrefillWorkspace
+    softmax_scale: float
+
+    def sparse_prefill_cache(self, batch: ForwardBatch) -> SparsePrefillCache:
+        raise NotImplementedError
+
+    def _forward_paged(
+        self, q: Tensor, core: DSV4AttnMetadata, ratio: int, sink: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        rows = q.shape[0]
+        extra: tuple[Tensor, Tensor, Tensor] | tuple[()] = ()
+        if ratio != 0:
+            indices = core.c4_sparse_page_indices if ratio == 4 else core.c128_page_indices
+            lengths = core.c4_sparse_topk_lengths if ratio == 4 else core.c128_topk_lengths_clamp1
+            extra = (
+                self.cache.compressed[ratio].view(),
+                match_rows(indices, rows, -1).unsqueeze(1),
+                match_rows(lengths, rows, 1),
+            )
+        out, lse = self.attend(
+            q.unsqueeze(1),
+            self.cache.swa.view(),
+            match_rows(core.swa_page_indices, rows, 0).unsqueeze(1),
+            match_rows(core.swa_topk_lengths, rows, 1),
+            sink,
+            *extra,
+        )
+        return out.squeeze(1), lse.squeeze(-1)
+
+    def _forward_sparse_prefill(
+        self, q: Tensor, batch: ForwardBatch, core: DSV4AttnMetadata, ratio: int, sink: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        cache = self.sparse_prefill_cache(batch)
+        indices, lengths, compressed = combined_indices(core, cache, ratio)
+        workspace = self.workspace.get(compressed + cache.swa_token_ids.shape[0])
+        if ratio != 0:
+            unpack(self.cache.compressed[ratio], cache.regions[ratio].slots, workspace[:compressed, 0])
+        unpack(self.cache.swa, cache.swa_token_ids, workspace[compressed:, 0])
+        rows = q.shape[0]
+        return self.attend_prefill(
+            q, workspace, match_rows(indices, rows, -1).unsqueeze(1), match_rows(lengths, rows, 0), sink
+        )
+
+    def attend(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        indices: Tensor,
+        topk_length: Tensor,
+        attn_sink: Tensor | None,
+        extra_k_cache: Tensor | None = None,
+        extra_indices: Tensor | None = None,
+        extra_topk_length: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """FlashMLA's sparse FP8 call; override it to run another kernel over these pools and this metadata.
+
+        ``q`` bf16 ``[T, 1, H, 512]``; caches uint8 ``[pages, entries, 1, 584]`` over strided pages; indices int32
+        ``[T, 1, W]``, -1 where absent; lengths int32 ``[T]``. Returns out bf16 ``[T, 1, H, 512]`` and lse fp32
+        ``[T, H, 1]``.
+        """
+        return flash_mla_with_kvcache(
+            q,
+            k_cache,
+            None,
+            None,
+            HEAD_DIM,
+            None,
+            softmax_scale=self.softmax_scale,
+            is_fp8_kvcache=True,
+            indices=indices,
+            attn_sink=attn_sink,
+            extra_k_cache=extra_k_cache,
+            extra_indices_in_kvcache=extra_indices,
+            topk_length=topk_length,
+            extra_topk_length=extra_topk_length,
+        )
+
+    def attend_prefill(
+        self, q: Tensor, kv: Tensor, indices: Tensor, topk_length: Tensor, attn_sink: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """FlashMLA's sparse prefill call: ``q`` bf16 ``[T, H, 512]``, ``kv`` bf16 ``[N, 1, 512]``, indices int32
+        ``[T, 1, W]``, lengths int32 ``[T]``. Returns out bf16 ``[T, H, 512]`` and lse fp32 ``[T, H]``."""
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        keys = KeyList(kv[:, 0], indices, topk_length)
+        launch(q.unsqueeze(1), keys, None, attn_sink, self.softmax_scale, out.unsqueeze(1), lse.unsqueeze(1))
+        return out, lse
+
+
+def match_rows(values: Tensor, rows: int, fill: int) -> Tensor:
+    """Metadata of exactly ``rows`` rows: cut off, or padded with ``fill`` (q padded after the metadata was built)."""
+    have = values.shape[0]
+    if have == rows:
+        return values
+    if have > rows:
+        return values[:rows]
+    return torch.cat([values, values.new_full((rows - have, *values.shape[1:]), fill)])
