@@ -31,6 +31,7 @@ class Options:
     require_gpu: bool
     search: Path
     explicit: bool  # some option was given, so a run without cases is a mistake
+    named: bool = True  # some option was given or stands in the ini file: this project is about the matrix
 
 
 class Context:

@@ -59,13 +59,11 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
-        if not self._case_of:
-            found = (
-                (case_in(nodeid, [case.id for case in self._context.matrix.cases()]), nodeid)
-                for nodeid in ids
-                if "[" in nodeid
-            )
-            self._plan((case_id, nodeid) for case_id, nodeid in found if case_id)
+        if self._case_of or not self._context.options.named:
+            return
+        cases = [case.id for case in self._context.matrix.cases()]
+        found = [(case_in(nodeid, cases), nodeid) for nodeid in ids if "[" in nodeid]
+        self._plan((case_id, nodeid) for case_id, nodeid in found if case_id)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         case_id = self._case_of.get(report.nodeid)

@@ -109,6 +109,7 @@ def _options(config: pytest.Config) -> Options:
 
     require_gpu = bool(config.getoption("matrix_require_gpu") or config.getini("matrix_require_gpu"))
     names = [ini for _, ini, _, _ in _OPTIONS]
+    explicit = require_gpu or any(config.getoption(name) is not None for name in names)
     return Options(
         matrix=path("matrix_file"),
         backend=given("matrix_backend"),
@@ -117,7 +118,8 @@ def _options(config: pytest.Config) -> Options:
         report=path("matrix_report"),
         require_gpu=require_gpu,
         search=here,
-        explicit=require_gpu or any(config.getoption(name) is not None for name in names),
+        explicit=explicit,
+        named=explicit or any(config.getini(name) for name in names),
     )
 
 
@@ -181,7 +183,7 @@ def pytest_report_header(config: pytest.Config) -> list[str] | None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """One worker a GPU, else one a CPU; None (xdist's own rule) in runs that are not about the matrix."""
-    if not any(config.getoption(ini) or config.getini(ini) for _, ini, _, _ in _OPTIONS):
+    if not _options(config).named:
         return None
     from dsv4_matrix.machine import worker_count
 

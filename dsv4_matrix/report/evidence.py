@@ -16,8 +16,7 @@ from dsv4_matrix.report.canonical import read
 from dsv4_matrix.report.fingerprint import fingerprint
 from dsv4_matrix.report.result import Outcome, Report, Result
 from dsv4_matrix.report.table import matrix_table, worst_margin
-
-TELEMETRY_SUFFIX = ".telemetry.jsonl"
+from dsv4_matrix.report.telemetry import SUFFIX
 
 
 def evidence_markdown(matrix: Matrix, folder: Path) -> str:
@@ -26,7 +25,7 @@ def evidence_markdown(matrix: Matrix, folder: Path) -> str:
     Raises:
         ReportError: a file in ``folder`` is no canonical report; the message names file and line.
     """
-    paths = sorted(path for path in folder.glob("*.jsonl") if not path.name.endswith(TELEMETRY_SUFFIX))
+    paths = sorted(path for path in folder.glob("*.jsonl") if not path.name.endswith(SUFFIX))
     reports = [(path, read(path)) for path in paths]
     if not reports:
         return "No evidence is recorded yet: `dsv4-matrix run --record evidence` on a machine records it.\n"

@@ -39,10 +39,6 @@ class Ledger:
             )
         self.results[result.id] = result
 
-    def missing(self) -> tuple[str, ...]:
-        """Planned ids without a result, sorted."""
-        return tuple(sorted(self.planned - self.results.keys()))
-
     def complete(self, unplanned: str = "not selected in this run") -> tuple[Result, ...]:
         """One result for every declared case, sorted by id: ``lost`` if planned, else ``not-run`` with the reason."""
         return tuple(

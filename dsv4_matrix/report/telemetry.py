@@ -8,6 +8,8 @@ from pathlib import Path
 
 from dsv4_matrix.report.canonical import encode, write_in_one_step
 
+SUFFIX = ".telemetry.jsonl"
+
 
 @dataclass(frozen=True)
 class Telemetry:
@@ -22,7 +24,7 @@ class Telemetry:
 
 def telemetry_path(report: Path) -> Path:
     """``run.telemetry.jsonl`` beside ``run.jsonl``: two reports in one folder keep one each."""
-    return report.with_name(f"{report.stem}.telemetry.jsonl")
+    return report.with_name(report.stem + SUFFIX)
 
 
 def write(entries: Iterable[Telemetry], path: Path) -> None:

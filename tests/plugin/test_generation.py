@@ -58,9 +58,14 @@ def test_zero_collected_cases_are_an_error_not_a_skip(project: pytest.Pytester, 
     assert "zero cases were collected" in result.stdout.str() + result.stderr.str()
 
 
-def test_plain_runs_of_other_tests_are_left_alone(project: pytest.Pytester) -> None:
-    project.makepyfile(test_mine="def test_nothing(): ...")
-    result = project.runpytest_subprocess()
+@pytest.mark.parametrize("workers", [[], ["-n1"]])
+def test_plain_runs_of_other_tests_are_left_alone(project: pytest.Pytester, workers: list[str]) -> None:
+    project.makepyfile(
+        conftest="", test_mine="import pytest\n@pytest.mark.parametrize('a', [1])\ndef test_nothing(a): ..."
+    )
+    project.makeini("[pytest]\naddopts = -p no:cacheprovider")
+    (project.path / "matrix.yaml").write_text("matrices: of another kind\n")
+    result = project.runpytest_subprocess(*workers)
     assert result.ret == 0
     result.stdout.no_fnmatch_line("*cases here*")
 
