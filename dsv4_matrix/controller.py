@@ -96,7 +96,7 @@ class Controller:
         crash = getattr(report.longrepr, "reprcrash", None)
         told = crash.message if crash is not None else report.longreprtext.strip()
         if report.when == _CRASHED:
-            return made(Outcome.LOST, "its worker died while the case ran")
+            return from_properties(report.user_properties) or made(Outcome.LOST, "its worker died while the case ran")
         if report.when == "call":
             if (result := from_properties(report.user_properties)) is not None:
                 return result if report.passed or result.outcome != Outcome.PASSED else made(Outcome.ERROR, told)
