@@ -10,7 +10,7 @@ from dsv4_matrix.cases.poison import poison_pools
 from dsv4_matrix.cases.scenario import Placement, Scenario, Step
 from dsv4_matrix.declaration.model import Variant
 from dsv4_matrix.modes.capture import Outputs
-from dsv4_matrix.modes.eager import Answer, check_promises, prepare
+from dsv4_matrix.modes.eager import Answer, apply_tables, check_promises, prepare
 from dsv4_matrix.modes.graph import IDLE, captured, check_capture, live_rows, poison_outputs, replay_order
 from dsv4_matrix.modes.static_step import SEQ_LEN_FILL, StaticStep
 from dsv4_matrix.modes.step import StepInputs, entries_stored, store_and_attend
@@ -93,7 +93,6 @@ def _run_eager(
             batch, inputs = chain.batch(), chain.inputs()
             watch = InputWatch(runner, *inputs, *[replace(inputs[0], batch=batch)])
             cache = CacheWatch(multi.attn_backends[0].kv_buffers())
-            results: list[Answer] = []
             with notebook.backend_at_work(place, no_sync_on=runner.device if variant.gpu_only_lens else ""):
                 if not per_step:
                     multi.init_forward_metadata(batch)
@@ -101,14 +100,17 @@ def _run_eager(
                     own = replace(given, batch=multi.step_batch(batch, number))
                     if per_step:
                         multi.attn_backends[number].init_forward_metadata(own.batch)
-                    results.append(store_and_attend(multi.attn_backends[number], own))
+                    answer = store_and_attend(multi.attn_backends[number], own)
+                    answers[chain.first + number] = notebook.take(f"{place}, forward {number}", answer, given.q)
             check_promises(notebook, place, watch, cache, sum(entries_stored(step) for step in chain.steps))
-            for number, (step, answer) in enumerate(zip(chain.steps, results, strict=True)):
-                if notebook.check_answer(f"{place}, forward {number}", answer, *step.q.shape):
-                    answers[chain.first + number] = answer
     except LegEnded:
         pass
     return answers
+
+
+def _held(answer: Answer) -> Answer:
+    """A copy inside the graph: the draft model consumes a step's output before the next step may reuse its memory."""
+    return (answer[0].clone(), answer[1].clone()) if isinstance(answer, tuple) and len(answer) == 2 else answer
 
 
 def _replay_all(
@@ -135,7 +137,7 @@ def _replay_all(
         def chain_step() -> Outputs:
             multi.init_forward_metadata_in_graph(flat.batch)
             return tuple(
-                store_and_attend(backends[n], replace(static.inputs, batch=multi.step_batch(flat.batch, n)))
+                _held(store_and_attend(backends[n], replace(static.inputs, batch=multi.step_batch(flat.batch, n))))
                 for n, static in enumerate(statics)
             )
 
@@ -150,7 +152,9 @@ def _replay_all(
             chain = chains[max(number, 0)]
             idle = number == IDLE or not chain.rows
             place = f"replay {notebook.replays} of the chain, " + ("idle" if idle else f"steps from {chain.first}")
-            if not idle:
+            if not idle and answers[chain.first] is not None:
+                apply_tables(runner, chain.placements[0])
+            elif not idle:
                 prepare(backends[0], runner, chain.placements[0], 0, notebook, f"history of {place}")
             for static, step, placement in zip(statics, chain.steps, chain.placements, strict=True):
                 if idle:

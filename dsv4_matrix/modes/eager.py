@@ -55,13 +55,18 @@ def prepare(
     backend: AttentionBackend, runner: RunnerConfig, placement: Placement, ratio: int, notebook: Notebook, place: str
 ) -> None:
     """What the scheduler did since the last step: its tables, in place, and the history of requests that are new."""
-    runner.req_to_token.copy_(placement.req_to_token)
-    runner.full_to_swa_index_mapping.copy_(placement.mapping)
+    apply_tables(runner, placement)
     with notebook.backend_at_work(place):
         if placement.history_loc.numel():
             backend.set_key_buffer(placement.history_loc, placement.history_k)
         if placement.entry_loc is not None and placement.entry_k is not None and placement.entry_loc.numel():
             backend.set_extra_key_buffer(ratio, placement.entry_loc, placement.entry_k)
+
+
+def apply_tables(runner: RunnerConfig, placement: Placement) -> None:
+    """The scheduler's tables of a step, in place."""
+    runner.req_to_token.copy_(placement.req_to_token)
+    runner.full_to_swa_index_mapping.copy_(placement.mapping)
 
 
 def watched_eager_step(
@@ -81,7 +86,7 @@ def watched_eager_step(
     with notebook.backend_at_work(place, no_sync_on=runner.device if gpu_only_lens else ""):
         answer: Answer = run_eager_step(backend, inputs)
     check_promises(notebook, place, watch, cache, entries_stored(step))
-    return answer if notebook.check_answer(place, answer, rows, heads, head_dim) else None
+    return notebook.take(place, answer, step.q)
 
 
 def check_promises(notebook: Notebook, place: str, watch: InputWatch, cache: CacheWatch, entries: int) -> None:

@@ -11,7 +11,7 @@ from dsv4_matrix.cases.poison import poison_pools
 from dsv4_matrix.cases.scenario import Scenario
 from dsv4_matrix.declaration.model import Variant
 from dsv4_matrix.modes.capture import CapturedStep, Outputs, capture
-from dsv4_matrix.modes.eager import Answer, check_promises, prepare, run_leg, watched_eager_step
+from dsv4_matrix.modes.eager import Answer, apply_tables, check_promises, prepare, run_leg, watched_eager_step
 from dsv4_matrix.modes.static_step import StaticStep
 from dsv4_matrix.modes.step import entries_stored, run_captured_step
 from dsv4_matrix.modes.trace import LegEnded, Notebook
@@ -77,7 +77,10 @@ def _replay_all(
         for number in replay_order(len(steps), empty):
             step, placement = steps[max(number, 0)], placements[max(number, 0)]
             place = f"replay {notebook.replays}, " + ("idle" if number == IDLE else f"step {number}")
-            if number != IDLE:
+            if number != IDLE and answers[number] is not None:
+                # The step once more: its history is in the pool since its first replay.
+                apply_tables(runner, placement)
+            elif number != IDLE:
                 prepare(backend, runner, placement, step.ratio, notebook, f"history of {place}")
             if placement.batch.forward_mode != captured_mode:
                 place = f"step {number}, eager between replays"

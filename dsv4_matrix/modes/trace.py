@@ -84,6 +84,17 @@ class Notebook:
                 sound = False
         return sound
 
+    def take(self, place: str, answer: object, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        """A copy of ``answer`` if it is what ``check_answer`` demands for the query ``like``, else None.
+
+        A copy, because a backend may answer from a workspace that its next step reuses.
+        """
+        rows, heads, head_dim = like.shape
+        if not self.check_answer(place, answer, rows, heads, head_dim):
+            return None
+        assert isinstance(answer, tuple)
+        return answer[0].clone(), answer[1].clone()
+
     def check_bits(self, place: str, other: str, got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) -> None:
         """Rows of ``got`` and ``want`` must agree bit for bit; names the first row that does not."""
         for name, one, two in zip(("out", "lse"), got, want, strict=True):

@@ -166,6 +166,9 @@ class ToyBackend:
             return loc.clamp(max=last)
         return mapping[loc]
 
+    def _arange(self, count: int) -> Tensor:
+        return torch.arange(count, device=self.runner.device)
+
     def _table(self) -> Tensor:
         table = self.runner.req_to_token.long()
         if self.has("page_table_cached"):
@@ -246,7 +249,7 @@ class ToyBackend:
             self.meta.swa_out = self._cached_out
         if self.has("length_frozen_in_graph"):
             longest = max(batch.seq_lens_cpu or [1])
-            self.meta.swa = torch.where(torch.arange(self.meta.swa.shape[1]) < longest, self.meta.swa, -1)
+            self.meta.swa = torch.where(self._arange(self.meta.swa.shape[1]) < longest, self.meta.swa, -1)
 
     def on_after_cuda_graph_warmup(self) -> None:
         pass
@@ -265,8 +268,8 @@ class ToyBackend:
             first = batch.seq_lens - counts
             if self.has("extend_rows_from_prefix") and mode == "draft_extend":
                 first = batch.seq_lens
-        request = torch.repeat_interleave(torch.arange(len(counts)), counts, output_size=total)
-        offset = torch.arange(total) - (counts.cumsum(0) - counts)[request]
+        request = torch.repeat_interleave(self._arange(len(counts)), counts, output_size=total)
+        offset = self._arange(total) - (counts.cumsum(0) - counts)[request]
         if self.has("verify_rows_share_first_length") and mode == "target_verify":
             offset = torch.zeros_like(offset)
         return batch.req_pool_indices[request], first[request] + offset + 1
@@ -281,7 +284,7 @@ class ToyBackend:
         if self.has("sparse_window127") and batch.forward_mode == "extend" and self.runner.prefill_path == "sparse":
             window = WINDOW - 1
         newest = lens if self.has("window_in_future") else lens - 1
-        position = newest[:, None] - torch.arange(window)
+        position = newest[:, None] - self._arange(window)
         location = table[row[:, None], position.clamp(0, context - 1)]
         swa = torch.where(position >= 0, self._slots(location), -1)
         out = batch.out_cache_loc
@@ -294,7 +297,7 @@ class ToyBackend:
             shift = 1 if self.has("rejected_entry_visible") else 0
             return torch.where(real, out // ratio + shift, -1)
 
-        entry = torch.arange(context // 128)
+        entry = self._arange(context // 128)
         complete = self._complete(lens, 128)
         c128_loc = table[row[:, None], (entry * 128 + 127)[None, :]]
         return Metadata(
@@ -305,7 +308,7 @@ class ToyBackend:
             swa_out=swa_out,
             c4_out=emitted(4),
             c128_out=emitted(128),
-            c4=torch.full((len(lens), self.runner.index_topk), -1),
+            c4=torch.full((len(lens), self.runner.index_topk), -1, device=lens.device),
             c128=torch.where(entry[None, :] < complete[:, None], c128_loc // 128, -1),
         )
 
@@ -336,16 +339,16 @@ class ToyBackend:
         meta, table = self._ready(), self._table()
         raw, complete = raw.long(), self._complete(meta.lens, 4)[:, None]
         if self.has("selection_ignored"):
-            raw = complete - 1 - torch.arange(raw.shape[1])
+            raw = complete - 1 - self._arange(raw.shape[1])
         if self.has("entry_early"):
-            column = torch.arange(raw.shape[1])[None, :]
+            column = self._arange(raw.shape[1])[None, :]
             raw = torch.where(column == complete - 1, complete - 1, raw)
         valid = (raw >= 0) & (raw < complete)
         last = (torch.where(valid, raw, 0) * 4 + 3).clamp(max=table.shape[1] - 1)
         slots = torch.where(valid, table[meta.table_row[:, None], last] // 4, -1)
         if self.has("selection_not_reset"):
             if self._previous is None:
-                self._previous = torch.full((512, slots.shape[1]), -1)
+                self._previous = torch.full((512, slots.shape[1]), -1, device=slots.device)
             kept = self._previous[: len(slots)]
             slots = kept.copy_(torch.where(slots < 0, kept, slots))
         meta.c4.copy_(slots)
@@ -374,14 +377,17 @@ class ToyBackend:
         k, present = torch.cat(keys, 1), torch.cat(valid, 1)
         if self.has("q_stride_ignored"):
             q = q.as_strided(q.shape, (q.shape[1] * q.shape[2], q.shape[2], 1))
-        scores = torch.bmm(q.float(), k.transpose(1, 2)) * self.runner.softmax_scale
+        # A batched product may sum in another order for another number of rows; in fp64 no rounded bit shows it.
+        wide = torch.float64 if q.is_cuda else torch.float32
+        k = k.to(wide)
+        scores = torch.bmm(q.to(wide), k.transpose(1, 2)) * self.runner.softmax_scale
         if self.has("input_written"):
             q.neg_()
         scores = torch.where(present[:, None, :], scores, float("-inf"))
         top = scores.amax(-1, keepdim=True).clamp(min=-1e30)
         weight = torch.exp(scores - top)
         total = weight.sum(-1)
-        lse = torch.where(total == 0, float("inf"), top[..., 0] + torch.log(total))
+        lse = torch.where(total == 0, float("inf"), top[..., 0] + torch.log(total)).float()
         sink = attn_sink.roll(-1) if self.has("sink_of_next_head") else attn_sink
         bottom = total if self.has("sink_dropped") else total + torch.exp(sink[None, :] - top[..., 0])
         value = torch.cat([k[..., :448], k[..., 448:] * 0], -1) if self.has("rope_lost") else k
@@ -393,7 +399,7 @@ class ToyBackend:
         if self.has("lse_log2"):
             lse = lse * 1.4426950408889634
         if self.has("sink_in_lse"):
-            lse = torch.log(bottom) + top
+            lse = (torch.log(bottom) + top).float()
         if self.has("pad_leaks"):
             out = out + 0 * out.sum(0, keepdim=True)
         if self.has("nan_output") and out.numel():

@@ -107,3 +107,21 @@ def test_outputs_are_not_the_reference_by_accident_of_memory(toy, make_case, tra
 
     trace = trace_of(make_case(0, "cg-decode", "decode", (9,), heads=16), Lazy)
     assert trace.observations[0].out.isnan().all()
+
+
+def test_a_backend_may_answer_from_a_workspace(toy, make_case, outcome_of):
+    class Workspace(toy.ToyBackend):
+        answers = torch.zeros(8, 16, 512, dtype=torch.bfloat16), torch.zeros(8, 16)
+
+        def _attend(self, q, batch, compress_ratio, attn_sink):
+            rows = q.shape[0]
+            result = super()._attend(q, batch, compress_ratio, attn_sink)
+            return tuple(held[:rows].copy_(part) for held, part in zip(self.answers, result, strict=True))
+
+    for given in (
+        (0, "verify-eager", "target-verify", (9, 130), {"extend_lens": (3, 3), "accept_lens": (1, 2)}),
+        (0, "eagle-draft-runner", "decode", (32, 126), {"num_steps": 4}),
+        (0, "cg-decode", "decode", (9, 130), {"replays": ((7,),)}),
+    ):
+        *case, variant = given
+        assert outcome_of(make_case(*case, heads=16, **variant), Workspace) == "passed"
