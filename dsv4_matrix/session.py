@@ -75,7 +75,7 @@ def run_matrix(
         return BAD_INPUT
     machine = context.machine
     stream.write(
-        f"{len(context.cases)} cases, backend {before.backend}, {machine.model}, torch {machine.torch}, "
+        f"{len(context.cases)} case{'' if len(context.cases) == 1 else 's'}, backend {before.backend}, {machine.model}, torch {machine.torch}, "
         f"triton {machine.triton or 'not installed'}, {f'{count} workers' if count else 'one process'}\n"
     )
     stream.flush()
