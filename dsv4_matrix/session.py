@@ -74,12 +74,13 @@ def run_matrix(
         print(f"dsv4-matrix run: {error}", file=sys.stderr)
         return BAD_INPUT
     machine = context.machine
+    total = len(context.cases)
     stream.write(
-        f"{len(context.cases)} case{'' if len(context.cases) == 1 else 's'}, backend {before.backend}, {machine.model}, torch {machine.torch}, "
+        f"{total} case{'' if total == 1 else 's'}, backend {before.backend}, {machine.model}, torch {machine.torch}, "
         f"triton {machine.triton or 'not installed'}, {f'{count} workers' if count else 'one process'}\n"
     )
     stream.flush()
-    session = _Session(len(context.cases), stream)
+    session = _Session(total, stream)
     status = session.run(_arguments(options, context, count))
     if status == pytest.ExitCode.INTERRUPTED and not session.progress.errors:
         return INTERRUPTED
