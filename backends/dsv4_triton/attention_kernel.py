@@ -28,6 +28,7 @@ from dsv4_triton.numerics import (
     decode_e4m3,
     decode_packed,
     decode_scale,
+    device_function,
     fp32_to_bf16,
     packed_scale,
 )
@@ -45,7 +46,7 @@ def part_start(parts, j):
     return 0 if parts == 1 else (0, 128, 256, 384, 448)[j]
 
 
-@triton.jit
+@device_function
 def operand(x):
     """A tile as the matrix product takes it: bf16, or fp32 where the interpreter cannot compute in bf16."""
     if INTERPRETED:
@@ -55,7 +56,7 @@ def operand(x):
     return y
 
 
-@triton.jit
+@device_function
 def _load_bf16(pointers, mask):
     """bf16 tile as an operand, zero where masked."""
     if INTERPRETED:
@@ -65,7 +66,7 @@ def _load_bf16(pointers, mask):
     return y
 
 
-@triton.jit
+@device_function
 def _load_parts(rows, mask, PARTS: tl.constexpr):
     """512 bf16 columns of rows (pointers ``[N, 1]``) as a tuple of operands, one a part."""
     if PARTS == 1:
@@ -81,7 +82,7 @@ def _load_parts(rows, mask, PARTS: tl.constexpr):
     return parts
 
 
-@triton.jit
+@device_function
 def _load_nope(rows, scales, valid, OFF: tl.constexpr, GROUPS: tl.constexpr, BLOCK_N: tl.constexpr, ASM: tl.constexpr):
     """Columns OFF .. OFF + 64 * GROUPS of packed rows, decoded: ``[BLOCK_N, 64 * GROUPS]``.
 
@@ -105,7 +106,7 @@ def _load_nope(rows, scales, valid, OFF: tl.constexpr, GROUPS: tl.constexpr, BLO
     return tl.reshape(tl.join(tl.join(b0, b2), tl.join(b1, b3)), [BLOCK_N, GROUPS * 64])
 
 
-@triton.jit
+@device_function
 def _load_packed(rows, scales, valid, BLOCK_N: tl.constexpr, ASM: tl.constexpr, PARTS: tl.constexpr):
     """Packed rows (byte pointers of data and of scales, ``[BLOCK_N]``) as a tuple of operands, one a part.
 
@@ -134,7 +135,7 @@ def _load_packed(rows, scales, valid, BLOCK_N: tl.constexpr, ASM: tl.constexpr, 
     return parts
 
 
-@triton.jit
+@device_function
 def _step(
     i, main_blocks, length, extra_length, index, extra_index, index_stride, extra_index_stride,
     cache, extra_cache, page, extra_page, magic, extra_magic, shift, extra_shift,
@@ -179,7 +180,7 @@ def _step(
     return new_top, total, sums
 
 
-@triton.jit
+@device_function
 def row_blocks(length, extra_length, BLOCK_N: tl.constexpr, SPLIT_BLOCKS: tl.constexpr):
     """Blocks of the main list, blocks of both, and splits of a row: functions of its own clamped lengths."""
     main_blocks = (length + BLOCK_N - 1) // BLOCK_N
@@ -188,14 +189,14 @@ def row_blocks(length, extra_length, BLOCK_N: tl.constexpr, SPLIT_BLOCKS: tl.con
     return main_blocks, blocks, splits
 
 
-@triton.jit
+@device_function
 def row_length(lengths, width, given, at):
     """A row's list length, clamped to [0, width]; the full width where no lengths are given."""
     n = tl.load(lengths + at, mask=given != 0, other=width)
     return tl.minimum(tl.maximum(n, 0), width)
 
 
-@triton.jit
+@device_function
 def normaliser(top, total, sink):
     """Factor of the output and natural-log lse of a row: 0 and +inf without keys; the sink counts for the first only.
 
@@ -212,7 +213,7 @@ def normaliser(top, total, sink):
     "seq", "heads", "q_b", "q_s", "q_h", "o_b", "o_s", "o_h", "l_b", "l_s", "l_h", "i_b", "i_s", "i_k", "e_b", "e_s",
     "e_k", "width", "extra_width", "given", "page", "extra_page", "magic", "extra_magic", "shift", "extra_shift",
     "stride", "extra_stride", "capacity", "extra_capacity", "first_row", "partial_splits",
-])  # fmt: skip
+], do_not_specialize_on_alignment=["lse", "sink", "index", "lengths", "extra_index", "extra_lengths"])  # fmt: skip
 def attend(
     q, q_b, q_s, q_h, out, o_b, o_s, o_h, lse, l_b, l_s, l_h, sink, scale, seq, heads, first_row,
     cache, page, magic, shift, stride, capacity, index, i_b, i_s, i_k, lengths, width,
@@ -289,7 +290,7 @@ def attend(
 @triton.jit(do_not_specialize=[
     "seq", "heads", "o_b", "o_s", "o_h", "l_b", "l_s", "l_h", "width", "extra_width", "given", "first_row",
     "partial_splits",
-])  # fmt: skip
+], do_not_specialize_on_alignment=["lse", "sink", "lengths", "extra_lengths"])  # fmt: skip
 def combine(
     partial, partial_splits, out, o_b, o_s, o_h, lse, l_b, l_s, l_h, sink, seq, heads, first_row,
     lengths, width, extra_lengths, extra_width, given,

@@ -16,17 +16,21 @@ import triton.language as tl
 #: True while kernels run through Triton's interpreter; fixed at import, as ``triton.jit`` itself decides then
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
+#: Decorates what kernels call. Interpreted, a call of a jitted function patches all of triton.language anew, about a
+#: millisecond of some ten that a step of attention takes; there a plain function does the same.
+device_function = (lambda fn: fn) if INTERPRETED else triton.jit
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
-@triton.jit
+@device_function
 def bf16_to_fp32(bits):
     """bf16 given as 16-bit integers -> fp32, exact."""
     return ((bits.to(tl.int32) & 0xFFFF) << 16).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@device_function
 def fp32_to_bf16(x):
     """fp32 -> bf16, round to nearest even; NaN stays NaN."""
     if INTERPRETED:
@@ -39,7 +43,7 @@ def fp32_to_bf16(x):
     return y
 
 
-@triton.jit
+@device_function
 def decode_e4m3(byte):
     """e4m3 bytes (any integer type, 0..255) -> fp32, exact: subnormals, both zeros and NaN (0x7F, 0xFF) included.
 
@@ -53,7 +57,7 @@ def decode_e4m3(byte):
     return tl.where(b >= 0x80, -magnitude, magnitude)
 
 
-@triton.jit
+@device_function
 def decode_scale(byte):
     """Scale bytes 0..255 -> fp32 factor 2**(byte - 127): byte 0 is the subnormal 2**-127, byte 255 is NaN."""
     b = byte.to(tl.int32)
@@ -61,7 +65,7 @@ def decode_scale(byte):
     return bits.to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@device_function
 def scale_byte(amax_bits):
     """fp32 bits (int32, sign clear) of a group's finite amax -> scale byte 127 + ceil(log2(max(amax, 1e-4) / 448)).
 
@@ -72,13 +76,13 @@ def scale_byte(amax_bits):
     return tl.maximum((amax_bits >> 23) - 8 + carry, 105)
 
 
-@triton.jit
+@device_function
 def inverse_scale(byte):
     """Scale bytes 105..247 -> fp32 2**(127 - byte), exact."""
     return ((254 - byte) << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@device_function
 def encode_e4m3(x, HARDWARE: tl.constexpr):
     """Finite fp32 -> e4m3 bytes (int32), round to nearest even, saturating at 448. ``HARDWARE``: sm_89 and later."""
     if HARDWARE:
@@ -95,7 +99,7 @@ def encode_e4m3(x, HARDWARE: tl.constexpr):
     return code
 
 
-@triton.jit
+@device_function
 def packed_scale(byte):
     """Scale bytes -> two int32 of bf16x2 whose product is 2**(byte - 7), for ``decode_packed``.
 
@@ -107,7 +111,7 @@ def packed_scale(byte):
     return first | (first << 16), second | (second << 16)
 
 
-@triton.jit
+@device_function
 def decode_packed(lanes, first, second):
     """Four e4m3 bytes an int32 lane, times the scale -> four bf16 tensors of the lanes' shape (byte 0 .. byte 3).
 

@@ -18,6 +18,7 @@ from dsv4_triton.numerics import (
     bf16_to_fp32,
     decode_e4m3,
     decode_scale,
+    device_function,
     encode_e4m3,
     fp32_to_bf16,
     inverse_scale,
@@ -27,7 +28,7 @@ from dsv4_triton.pool import PackedPool
 from dsv4_triton.target import launching_on, target_of
 
 
-@triton.jit
+@device_function
 def _slot_base(slot, page_entries, stride):
     """Byte offsets of a slot's data and of its scales, int64. Pages and rows of our pools are multiples of 576."""
     page = slot // page_entries
@@ -37,7 +38,10 @@ def _slot_base(slot, page_entries, stride):
     return tl.multiple_of(data, 16), tl.multiple_of(scales, 8)
 
 
-@triton.jit(do_not_specialize=["n", "mapping_size", "ratio", "page_entries", "capacity"])
+@triton.jit(
+    do_not_specialize=["n", "mapping_size", "ratio", "page_entries", "capacity"],
+    do_not_specialize_on_alignment=["loc", "mapping"],
+)
 def _pack_and_store(
     k, k_stride, loc, mapping, mapping_size, ratio, pool, page_entries, capacity, stride, n,
     MAPPED: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr,
@@ -76,7 +80,7 @@ def _pack_and_store(
     tl.store((pool + data[:, None] + 448).to(tl.pointer_type(tl.int16)) + lane[None, :], rope, mask=live[:, None])
 
 
-@triton.jit(do_not_specialize=["n", "page_entries", "capacity"])
+@triton.jit(do_not_specialize=["n", "page_entries", "capacity"], do_not_specialize_on_alignment=["slots"])
 def _unpack(pool, page_entries, capacity, stride, slots, out, out_stride, n, ROWS: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < n

@@ -28,7 +28,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Answer:
-    """fp64 ``out [T, H, 512]``, ``lse [T, H]``, and the bound of |error| that a correct kernel keeps, element by element."""
+    """fp64 ``out [T, H, 512]``, ``lse [T, H]``, and the bound of |error| that a correct kernel keeps, by element."""
 
     out: Tensor
     lse: Tensor
@@ -46,7 +46,7 @@ def generator(request: pytest.FixtureRequest) -> torch.Generator:
 
 
 def packed_bytes(rows: Tensor, slots: Tensor, pages: int, page: int, stride: int | None = None) -> np.ndarray:
-    """bf16 ``rows`` at ``slots`` of pages ``[pages, stride]`` whose every other byte is 0xFF: NaN wherever it is read."""
+    """bf16 ``rows`` at ``slots`` of pages ``[pages, stride]`` whose every other byte is 0xFF: NaN if it is read."""
     stride = -(-page * 584 // 576) * 576 if stride is None else stride
     pool = np.full((pages, stride), 0xFF, np.uint8)
     codes, scales = quantise(rows)
@@ -99,9 +99,8 @@ def attend(q: Tensor, lists: list[tuple[Tensor, Tensor, Tensor | None]], sink: T
         inside = (indices >= 0) & (indices < values.shape[0])
         if lengths is not None:
             inside &= torch.arange(indices.shape[1], device=q.device) < lengths[:, None]
-        gathered = (
-            values[torch.where(inside, indices, 0).long()] if values.shape[0] else values.new_zeros(*inside.shape, 512)
-        )
+        some = values if values.shape[0] else values.new_zeros(1, 512)
+        gathered = some[torch.where(inside, indices, 0).long()]
         keys.append(torch.where(inside[..., None], gathered, 0.0))
         valid.append(inside)
     k, ok = torch.cat(keys, 1), torch.cat(valid, 1)[:, None, :]

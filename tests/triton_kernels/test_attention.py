@@ -183,7 +183,7 @@ def test_scale_edges_and_pad_byte(make_keys, queries, generator, oracle, check, 
 
 def test_every_code_reads_as_a_key(make_keys, ints, device):
     """One key of weight 1 comes out as it was read: all finite codes, under scale bytes from end to end."""
-    scales = [2, 20, 104, 105, 126, 127, 128, 133, 134, 135, 136, 200, 245]
+    scales = [20, 60, 104, 105, 126, 127, 128, 133, 134, 135, 136, 200, 245]
     keys = make_keys(torch.zeros(len(scales) * 2, 512).bfloat16(), torch.arange(len(scales) * 2), 1, len(scales) * 2)
     raw = keys.view.flatten(1)[0]
     forward = torch.arange(448) % 256

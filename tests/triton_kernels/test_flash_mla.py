@@ -147,11 +147,12 @@ REFUSALS = {
     "cache width": (lambda c: {"k_cache": c["k_cache"][..., :576]}, ValueError, "k_cache must be"),
     "cache rows apart": (lambda c: {"k_cache": c["k_cache"][:, ::2]}, ValueError, "dense inside a page"),
     "cache page stride": (
-        lambda _: {"k_cache": torch.zeros(4 * 1172, dtype=torch.uint8).as_strided((4, 2, 1, 584), (1172, 584, 584, 1))},
-        ValueError, "on q's device|multiple of 8 bytes",
+        lambda c: {"k_cache": c["k_cache"].new_zeros(4 * 1172).as_strided((4, 2, 1, 584), (1172, 584, 584, 1))},
+        ValueError, "multiple of 8 bytes",
     ),
     "cache overlap": (
-        lambda c: {"k_cache": c["k_cache"].as_strided((2, 64, 1, 584), (584, 584, 584, 1))}, ValueError, "at least 37376",
+        lambda c: {"k_cache": c["k_cache"].as_strided((2, 64, 1, 584), (584, 584, 584, 1))},
+        ValueError, "at least 37376",
     ),
     "indices dtype": (lambda c: {"indices": c["indices"].long()}, TypeError, "indices must be an int32 tensor"),
     "indices rank": (lambda c: {"indices": c["indices"][:, 0]}, ValueError, r"indices must be \[2, 1, width\]"),
@@ -160,7 +161,7 @@ REFUSALS = {
     "length shape": (lambda c: {"topk_length": c["topk_length"][:1]}, ValueError, r"topk_length must be \[2\]"),
     "sink dtype": (lambda c: {"attn_sink": c["attn_sink"].bfloat16()}, TypeError, "attn_sink must be an fp32 tensor"),
     "sink shape": (lambda c: {"attn_sink": c["attn_sink"][:8]}, ValueError, r"attn_sink must be contiguous \[16\]"),
-    "extra cache alone": (lambda _: {"extra_indices_in_kvcache": None}, ValueError, "extra_k_cache and extra_indices_in"),
+    "extra cache alone": (lambda _: {"extra_indices_in_kvcache": None}, ValueError, "extra_k_cache and extra_ind"),
     "extra indices alone": (lambda _: {"extra_k_cache": None}, ValueError, "come together"),
     "extra length alone": (
         lambda _: {"extra_k_cache": None, "extra_indices_in_kvcache": None}, ValueError, "extra_topk_length only with",

@@ -63,7 +63,7 @@ def test_wider_index_tensors(batch):
 
 
 def test_trailing_padding_without_lengths(batch):
-    """Canonical -1 padding past a split boundary gives the bits of the short list: a split without keys weighs nothing."""
+    """-1 padding past a split boundary gives the bits of the short list: a split without keys weighs nothing."""
     one = rows(batch, slice(1, 2)) | {"lengths": None, "extra_lengths": None}
     short = one | {"extra_cache": None, "extra_indices": None}
     padded = one | {"extra_indices": torch.full_like(one["extra_indices"], -1)}

@@ -35,7 +35,7 @@ def test_interpreted_import_works_and_is_lazy():
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(AttributeError, match="has no attribute .flash_mla_with."):
+    with pytest.raises(AttributeError, match=r"has no attribute .flash_mla_with."):
         _ = dsv4_triton.flash_mla_with
 
 

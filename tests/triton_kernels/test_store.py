@@ -97,7 +97,7 @@ def test_compressed_slots_from_full_locations(device, generator, pack):
 
 
 def test_every_code_under_every_scale_edge(device):
-    """faults.md G1, G2, G4: 256 codes (two zeros, subnormals, NaN) times scale bytes 0, 1, 120, 127, 134, 135, 254, 255."""
+    """faults.md G1, G2, G4: 256 codes (two zeros, subnormals, NaN) times scale bytes from 0 to 255."""
     scales = [0, 1, 2, 104, 120, 126, 127, 128, 134, 135, 200, 253, 254, 255]
     codes = np.arange(256, dtype=np.uint8)
     rows = len(scales)
