@@ -15,10 +15,12 @@ from dsv4_matrix.shard.gpus import VISIBLE
 
 #: Place of a worker in the plan, from 0; its replacements keep it.
 PLACE = "DSV4_MATRIX_PLACE"
+#: Folder in which a worker leaves word about a death that it can still see coming, see ``note_path``.
+NOTES = "DSV4_MATRIX_NOTES"
 CACHE = "TRITON_CACHE_DIR"
 
 
-def prepare(specs: Sequence[Any], gpus: Sequence[str], environ: Mapping[str, str]) -> None:
+def prepare(specs: Sequence[Any], gpus: Sequence[str], environ: Mapping[str, str], notes: Path) -> None:
     """Write the environment of each worker into its execnet spec.
 
     Args:
@@ -26,9 +28,12 @@ def prepare(specs: Sequence[Any], gpus: Sequence[str], environ: Mapping[str, str
         gpus: GPU of each worker, as ``shard.gpus.pin`` gives them; empty for workers without a GPU. A spec that names
             its own CUDA_VISIBLE_DEVICES, or runs on another machine, keeps what it has.
         environ: environment of this process.
+        notes: folder for notes, on this machine.
     """
     for place, spec in enumerate(specs):
         spec.env[PLACE] = str(place)
+        if spec.popen:
+            spec.env[NOTES] = str(notes)
         if gpus and spec.popen and VISIBLE not in spec.env:
             spec.env[VISIBLE] = gpus[place]
             if len(specs) > 1:
@@ -38,6 +43,11 @@ def prepare(specs: Sequence[Any], gpus: Sequence[str], environ: Mapping[str, str
 def place_of(env: Mapping[str, str]) -> int:
     """Place in the plan of the worker whose spec has the environment ``env``. KeyError if it was not prepared."""
     return int(env[PLACE])
+
+
+def note_path(notes: Path, worker: str) -> Path:
+    """Where the worker with that xdist id (``gw3``; no two of a run share one) leaves its note."""
+    return notes / f"{worker}.txt"
 
 
 def cache_folder(environ: Mapping[str, str], gpus: Sequence[str], place: int) -> Path:
