@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dsv4_triton.attention import KeyList, launch
+from dsv4_triton.arguments import KeyList
+from dsv4_triton.attention import launch
 from dsv4_triton.flash_mla import flash_mla_with_kvcache
 from dsv4_triton.geometry import HEAD_DIM
 from dsv4_triton.sparse_prefill import SparsePrefillCache, SparsePrefillWorkspace, combined_indices
@@ -39,8 +40,7 @@ class AttentionCalls:
         rows = q.shape[0]
         extra: tuple[Tensor, Tensor, Tensor] | tuple[()] = ()
         if ratio != 0:
-            indices = core.c4_sparse_page_indices if ratio == 4 else core.c128_page_indices
-            lengths = core.c4_sparse_topk_lengths if ratio == 4 else core.c128_topk_lengths_clamp1
+            indices, lengths = core.compressed_lists(ratio, "forward")
             extra = (
                 self.cache.compressed[ratio].view(),
                 match_rows(indices, rows, -1).unsqueeze(1),

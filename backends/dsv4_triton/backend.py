@@ -196,9 +196,7 @@ class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls):
         """Pack ``entries`` bf16 ``[T, 512]`` where a row completes a group of the ratio; other rows write nothing."""
         refusals.check_compressed_ratio(compress_ratio, "store_compressed")
         core = self.core_metadata("store_compressed")
-        slots = core.c4_out_loc if compress_ratio == 4 else core.c128_out_loc
-        if slots is None:
-            refusals.refuse_compressed_draft(compress_ratio, "store_compressed")
+        slots = core.compressed_out_loc(compress_ratio, "store_compressed")
         rows = batch.out_cache_loc.shape[0]
         refusals.check_rows(entries, rows, "store_compressed")
         self._check_device("entries", entries, "store_compressed")
@@ -208,8 +206,7 @@ class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls):
     def write_c4_selection(self, raw: Tensor) -> None:
         """The indexer's choice, int32 ``[T, index_topk]`` request-local entry ids, into the C4 page indices."""
         core = self.core_metadata("write_c4_selection")
-        if core.c4_sparse_page_indices is None:
-            refusals.refuse_compressed_draft(4, "write_c4_selection")
+        core.compressed_lists(4, "write_c4_selection")
         refusals.check_selection(raw, core.index_topk)
         self._check_device("the selection", raw, "write_c4_selection")
         write_c4_selection(core, raw)
@@ -224,12 +221,12 @@ class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls):
         """
         refusals.check_ratio(compress_ratio, "forward")
         refusals.check_query(q, self.num_heads)
-        refusals.check_sink(attn_sink, self.num_heads)
+        attn_sink = refusals.check_sink(attn_sink, self.num_heads)
         self._check_device("q", q, "forward")
         self._check_device("attn_sink", attn_sink, "forward")
         core = self.core_metadata("forward")
-        if compress_ratio != 0 and core.c4_sparse_page_indices is None:
-            refusals.refuse_compressed_draft(compress_ratio, "forward")
+        if compress_ratio != 0:
+            core.compressed_lists(compress_ratio, "forward")
         if q.shape[0] == 0:
             return torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
         if takes_sparse_path(batch, q.shape[0], self.runner.prefill_path):

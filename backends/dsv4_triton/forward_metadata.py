@@ -117,7 +117,8 @@ class DSV4RawDecodeMetadata:
 
     COPY_RULES: ClassVar[CopyRules] = CopyRules(copy=("req_pool_indices", "seq_lens", "out_cache_loc"))
 
-    def copy_(self, other: DSV4RawDecodeMetadata) -> None:
+    def copy_(self, other: RawMetadata) -> None:
+        """As the rules say; AssertionError for another kind of raw metadata."""
         self.COPY_RULES.apply(self, other)
 
 
@@ -142,13 +143,14 @@ class DSV4RawVerifyMetadata:
         keep=("c128_compress_metadata",),
     )
 
-    def copy_(self, other: DSV4RawVerifyMetadata) -> None:
+    def copy_(self, other: RawMetadata) -> None:
         """As the rules say; the compress plan is refilled in place if both sides have one, else replaced."""
         self.COPY_RULES.apply(self, other)
-        if self.c128_compress_metadata is not None and other.c128_compress_metadata is not None:
-            self.c128_compress_metadata.copy_(other.c128_compress_metadata)
+        plan = other.c128_compress_metadata if isinstance(other, DSV4RawVerifyMetadata) else None
+        if self.c128_compress_metadata is not None and plan is not None:
+            self.c128_compress_metadata.copy_(plan)
         else:
-            self.c128_compress_metadata = other.c128_compress_metadata
+            self.c128_compress_metadata = plan
 
 
 RawMetadata = DSV4RawDecodeMetadata | DSV4RawVerifyMetadata

@@ -9,7 +9,7 @@ for the largest graph; smaller graphs use their first rows.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -101,11 +101,11 @@ class GraphState:
         self._check_fits(key, batch)
         fitting = [step for step in self.steps.get(key.bucket, {}).values() if step.key.holds(key)]
         if not fitting:
-            captured = ", ".join(f"{k.batch_size} x {k.rows}" for k in self.steps.get(key.bucket, {})) or "none"
+            sizes = ", ".join(f"{k.batch_size} x {k.rows}" for k in self.steps.get(key.bucket, {})) or "none"
             refuse(
                 AssertionError,
                 f"a {key.bucket} replay of {key.batch_size} requests and {key.rows} rows",
-                f"captured (requests x rows): {captured}",
+                f"captured (requests x rows): {sizes}",
                 WHERE,
             )
         step = min(fitting, key=lambda s: (s.key.batch_size, s.key.rows))
@@ -158,9 +158,9 @@ class GraphState:
 
     def _check_uniform(self, batch: ForwardBatch) -> None:
         """A graph's draft-extend rows are uniform; true ragged lengths belong to the eager path."""
-        lengths = batch.seq_lens_cpu or [None] * len(batch.extend_seq_lens_cpu or ())
-        for extend, length in zip(batch.extend_seq_lens_cpu or (), lengths, strict=True):
-            is_pad = extend in (0, PAD_SEQ_LEN) and length in (None, PAD_SEQ_LEN)
+        extends = batch.extend_seq_lens_cpu or ()
+        for extend, length in zip(extends, batch.seq_lens_cpu or [PAD_SEQ_LEN] * len(extends), strict=True):
+            is_pad = extend in (0, PAD_SEQ_LEN) and length == PAD_SEQ_LEN
             if extend != self.draft_extend_rows and not is_pad:
                 refuse(
                     AssertionError,
@@ -211,7 +211,7 @@ def _fill(into: Tensor, values: Tensor, pad: int) -> None:
 
 def _first_rows(core: DSV4AttnMetadata, rows: int, compress: bool) -> DSV4AttnMetadata:
     """Metadata over the first ``rows`` rows of ``core``'s tensors, with schedulers of its own."""
-    wanted = {
+    wanted: dict[str, Any] = {
         field.name: value[:rows] if isinstance(value, torch.Tensor) else value
         for field in fields(core)
         if (value := getattr(core, field.name)) is not None

@@ -12,7 +12,7 @@ import torch
 
 from dsv4_triton.copy_rules import CopyRules
 from dsv4_triton.geometry import PAGE_SIZE, WINDOW
-from dsv4_triton.refusals import refuse
+from dsv4_triton.refusals import refuse, refuse_compressed_draft
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,6 +147,22 @@ class DSV4AttnMetadata:
         if compress_ratio not in (0, 4, 128):
             refuse(ValueError, f"invalid compress_ratio={compress_ratio}", "0, 4 and 128", "get_flashmla_metadata")
         return getattr(self, f"c{compress_ratio}_flashmla_metadata")
+
+    def compressed_lists(self, compress_ratio: int, where: str) -> tuple[Tensor, Tensor]:
+        """Slots and lengths of entries of ratio 4 or 128; ValueError without them: the draft layer is SWA-only."""
+        indices, lengths = self.c128_page_indices, self.c128_topk_lengths_clamp1
+        if compress_ratio == 4:
+            indices, lengths = self.c4_sparse_page_indices, self.c4_sparse_topk_lengths
+        if indices is None or lengths is None:
+            refuse_compressed_draft(compress_ratio, where)
+        return indices, lengths
+
+    def compressed_out_loc(self, compress_ratio: int, where: str) -> Tensor:
+        """Slot that each row writes in the pool of ratio 4 or 128, -1 for none; ValueError likewise."""
+        slots = self.c4_out_loc if compress_ratio == 4 else self.c128_out_loc
+        if slots is None:
+            refuse_compressed_draft(compress_ratio, where)
+        return slots
 
     def reset_flashmla_metadata(self) -> None:
         """Fresh scheduler objects, for the ratios that have one."""

@@ -144,8 +144,8 @@ def check_query(q: Tensor, num_heads: int) -> None:
         refuse(ValueError, f"q is {_describe(q)}", want, "forward")
 
 
-def check_sink(sink: Tensor | None, num_heads: int) -> None:
-    """Refuse a missing sink (AssertionError), a dtype that would be reinterpreted, or another head count."""
+def check_sink(sink: Tensor | None, num_heads: int) -> Tensor:
+    """The sink. A missing one is refused (AssertionError), and a dtype that would be reinterpreted, another shape."""
     want = f"float32 [{num_heads}]; a sink of -1e30 is a no-op"
     if sink is None:
         refuse(AssertionError, "attn_sink is missing (None)", want, "forward")
@@ -153,6 +153,7 @@ def check_sink(sink: Tensor | None, num_heads: int) -> None:
         refuse(TypeError, f"attn_sink is {_describe(sink)}", want, "forward")
     if tuple(sink.shape) != (num_heads,):
         refuse(ValueError, f"attn_sink is {_describe(sink)}", want, "forward")
+    return sink
 
 
 def check_rows(rows: Tensor, slots: int, where: str) -> None:

@@ -241,7 +241,8 @@ def compressed_region(core: DSV4AttnMetadata, cache: SparsePrefillCache, ratio: 
         if ratio == 4:
             region = c4_region(core.page_table, cache.last_rows, cache.max_seq_len)
         else:
-            region = c128_region(core.c128_page_indices, cache.last_rows, cache.max_seq_len)
+            indices, _ = core.compressed_lists(128, "forward")
+            region = c128_region(indices, cache.last_rows, cache.max_seq_len)
         cache.regions[ratio] = region
     return cache.regions[ratio]
 
