@@ -115,13 +115,18 @@ class Context:
         return Ledger({case.id: case for case in self.matrix.cases()}, not_here)
 
     def header(self) -> Header:
-        from dsv4_matrix.report.fingerprint import fingerprint
+        """Of a report on this run. BadInputError if the sources cannot be read."""
+        from dsv4_matrix.report.fingerprint import SourcesMissingError, fingerprint
         from dsv4_matrix.report.result import Header
 
         machine = self.machine
+        try:
+            sources = fingerprint(Path(self.matrix.path))
+        except (OSError, SourcesMissingError) as error:
+            raise BadInputError(f"no fingerprint of the sources: {error}") from None
         return Header(
             matrix_sha256=self.matrix.sha256,
-            fingerprint=fingerprint(Path(self.matrix.path)),
+            fingerprint=sources,
             backend=self.setup.backend.name,
             device_model=machine.model,
             torch=machine.torch,

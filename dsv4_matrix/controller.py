@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dsv4_matrix.context import Context
+from dsv4_matrix.context import BadInputError, Context
 
 if TYPE_CHECKING:
     from dsv4_matrix.report.ledger import Ledger
@@ -133,7 +133,7 @@ class Controller:
         try:
             canonical.write(Report(self._context.header(), self._ledger.complete()), path)
             telemetry.write(self._telemetry.values(), telemetry.telemetry_path(path))
-        except canonical.ReportError as error:
+        except (BadInputError, canonical.ReportError) as error:
             self._problems.append(str(error))
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
