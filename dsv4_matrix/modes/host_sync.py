@@ -124,9 +124,10 @@ class SyncWatch(TorchDispatchMode):
 
     def _patch_launches(self) -> None:
         try:
-            from triton.runtime.interpreter import GridExecutor
+            from triton.runtime import interpreter
         except ImportError:  # a backend without Triton
             return
+        GridExecutor = interpreter.GridExecutor  # noqa: N806  (a class)
         original = GridExecutor.__call__
 
         def call(executor: Any, *args: Any, **kwargs: Any) -> Any:

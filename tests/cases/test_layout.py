@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from dsv4_matrix.cases import content, layout
+from dsv4_matrix.modes import watch
+
 ORDERS = ("shuffled", "interleaved", "reversed", "identity")
 
 
@@ -145,3 +148,10 @@ def test_a_large_pool_is_beyond_32_bit_offsets_with_live_pages_at_its_end(make, 
 def test_an_unknown_page_order_is_refused(make):
     with pytest.raises(ValueError, match="interleaved"):
         make(0, "eager", "decode", (4,), pages="sorted")
+
+
+def test_geometry_is_the_declarations(matrix):
+    assert matrix.geometry.page_size == layout.PAGE_SIZE
+    assert matrix.geometry.window == layout.WINDOW
+    assert matrix.geometry.head_dim == content.HEAD_DIM
+    assert matrix.geometry.bytes_per_token == watch.ENTRY_BYTES
