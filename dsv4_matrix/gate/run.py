@@ -1,0 +1,149 @@
+"""Runs the matrix twice under two plans and says whether the bits agree."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+from dsv4_matrix.environment import SUITE, Attestation, ConflictError, EnvironmentValueError, Profile, prepare
+from dsv4_matrix.gate import canaries
+from dsv4_matrix.gate.compare import Compare, Run, Verdict, compare
+from dsv4_matrix.gate.plan import PLAN_A, PLAN_B, RUN_VARIABLE, RunPlan
+from dsv4_matrix.gate.rows import RowStore, describe
+from dsv4_matrix.report import bits
+from dsv4_matrix.report.canonical import ReportError, write_in_one_step
+
+ALIGNED, NOT_ALIGNED = 0, 1
+
+#: (plan, report path) -> arguments of a Python interpreter that runs the matrix that way
+Command = Callable[[RunPlan, Path], Sequence[str]]
+
+
+class GateError(Exception):
+    """A run that left nothing to compare; the message says which and why."""
+
+
+def run_gate(
+    command: Command,
+    *,
+    level: bits.Level,
+    minimum: int,
+    folder: Path,
+    profiles: Sequence[Profile] = (SUITE,),
+    plans: tuple[RunPlan, RunPlan] = (PLAN_A, PLAN_B),
+    environ: Mapping[str, str] | None = None,
+    out: TextIO | None = None,
+    judge: Callable[..., Verdict] = compare,
+) -> int:
+    """Run twice, compare, and print the verdict.
+
+    Args:
+        command: how to run the matrix. The run writes a report with digests, and ``write_attestations`` beside it.
+        level: what the plans differ in; cases that promise less are not compared.
+        minimum: rows that must be compared at least.
+        folder: where reports, raw rows and ``verdict.json`` go; a fresh folder below it for each gate.
+        profiles: of both runs; a user's different value of a forced variable refuses the gate.
+        environ: the user's, by default ``os.environ``.
+        judge: the comparison; replaced only to show that the canaries notice a broken one.
+
+    Returns:
+        0 if aligned, 1 for everything else. Nothing is run again.
+    """
+    out = out or sys.stdout
+    environ = os.environ if environ is None else environ
+    folder.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix="gate-", dir=folder))
+    runs: list[Run] = []
+    try:
+        for plan in plans:
+            runs.append(_run(plan, command, place, profiles, environ, out))
+        if os.path.samefile(*(_report_path(place, plan) for plan in plans)):
+            raise GateError("both runs wrote the same file; give each its own report")
+    except (GateError, ConflictError, EnvironmentValueError) as error:
+        return _conclude(Verdict(aligned=False, refused=str(error)), (), place, out)
+    a, b = runs
+    kept_a, kept_b = (row_store(_report_path(place, plan)) for plan in plans)
+    detail = partial(describe, kept_a, kept_b)
+    verdict = judge(a, b, level=level, minimum=minimum, detail=detail)
+    alone: Compare = partial(judge, level=level, minimum=1)
+    return _conclude(verdict, (*canaries.uncaught(alone), *canaries.uncaught_in(a, alone, level)), place, out)
+
+
+def write_attestations(report: Path, attestations: Sequence[Attestation], environ: Mapping[str, str]) -> None:
+    """What a run says of itself beside its report: the name that the gate gave it, then one attestation a worker."""
+    lines = [environ.get(RUN_VARIABLE, ""), *(attestation.to_json() for attestation in attestations)]
+    write_in_one_step(("\n".join(lines) + "\n").encode("ascii"), _attestation_path(report))
+
+
+def read_run(report: Path, expected: str) -> Run:
+    """The run that wrote ``report``.
+
+    Raises:
+        GateError: unreadable or truncated files, no result at all, or files of another run than ``expected``.
+    """
+    try:
+        read = bits.loads(report.read_bytes(), str(report))
+        name, *told = _attestation_path(report).read_text("ascii").splitlines()
+        attestations = tuple(Attestation.from_json(line) for line in told)
+    except OSError as error:
+        raise GateError(f"{error.filename}: {error.strerror}; the run left no report") from None
+    except (ReportError, ValueError) as error:
+        raise GateError(str(error)) from None
+    if not read.report.results:
+        raise GateError(f"{report}: no case in it; an empty run proves nothing")
+    if name != expected:
+        raise GateError(f"{report}: is of run {name!r}, expected {expected!r}; results of another run were reused")
+    return Run(name, read, attestations)
+
+
+def _run(
+    plan: RunPlan, command: Command, place: Path, profiles: Sequence[Profile], environ: Mapping[str, str], out: TextIO
+) -> Run:
+    run = f"{plan.name}-{secrets.token_hex(8)}"
+    report = _report_path(place, plan)
+    seeded = [_with_hash_seed(profile, plan) for profile in profiles]
+    free = {name: value for name, value in environ.items() if name != "PYTHONHASHSEED"}  # the plan's to choose
+    prepared = prepare(command(plan, report), seeded, {**free, **plan.environ(run)}, strict=True)
+    if prepared.applied.not_deterministic:
+        raise GateError(f"not deterministic: {'; '.join(prepared.applied.not_deterministic)}")
+    out.write(f"run {plan.name}: {plan.workers} workers, {'descending' if plan.reverse else 'ascending'} order\n")
+    out.flush()
+    status = subprocess.run(prepared.argv, env=dict(prepared.environ), check=False).returncode
+    if status != 0:
+        raise GateError(f"run {plan.name} ended with status {status}; make it pass by itself first")
+    return read_run(report, run)
+
+
+def _with_hash_seed(profile: Profile, plan: RunPlan) -> Profile:
+    owned = any(variable.name == "PYTHONHASHSEED" for variable in profile.variables)
+    return profile.replacing(PYTHONHASHSEED=plan.hash_seed) if owned else profile
+
+
+def _conclude(verdict: Verdict, uncaught: Sequence[str], place: Path, out: TextIO) -> int:
+    write_in_one_step(f"{verdict.to_json()}\n".encode("ascii"), place / "verdict.json")
+    out.write(f"{verdict}\n")
+    out.writelines(f"canary not caught: {canary}\n" for canary in uncaught)
+    aligned = verdict.aligned and not uncaught
+    told = "aligned" if aligned else "NOT aligned"
+    out.write(f"{told}; reports and verdict in {place}\n")
+    return ALIGNED if aligned else NOT_ALIGNED
+
+
+def _report_path(place: Path, plan: RunPlan) -> Path:
+    return place / f"{plan.name}.jsonl"
+
+
+def _attestation_path(report: Path) -> Path:
+    return report.with_suffix(".attestations")
+
+
+def row_store(report: Path) -> RowStore:
+    """Where a run with this report keeps its raw rows."""
+    return RowStore(report.with_suffix(".rows"))
