@@ -186,22 +186,22 @@ class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls):
         return is_idle(batch) and not self._in_graph
 
     def store_kv(self, batch: ForwardBatch, k: Tensor) -> None:
-        """Pack ``k`` bf16 ``[T, 512]`` into the SWA pool; rows whose slot is the dummy slot write nothing."""
-        slots = self.get_swa_out_cache_loc(batch)
-        refusals.check_rows(k, slots.shape[0], "store_kv")
+        """Pack ``k`` bf16 ``[T, 512]`` into the SWA pool; pad rows and an idle rank write nothing."""
+        refusals.check_rows(k, batch.out_cache_loc.shape[0], "store_kv")
         self._check_device("k", k, "store_kv")
-        pack_and_store(k, slots, self.cache.swa)
+        if not self._is_stale(batch):
+            pack_and_store(k, self.get_swa_out_cache_loc(batch), self.cache.swa)
 
     def store_compressed(self, batch: ForwardBatch, compress_ratio: int, entries: Tensor) -> None:
         """Pack ``entries`` bf16 ``[T, 512]`` where a row completes a group of the ratio; other rows write nothing."""
         refusals.check_compressed_ratio(compress_ratio, "store_compressed")
-        core = self.core_metadata("store_compressed")
-        slots = core.compressed_out_loc(compress_ratio, "store_compressed")
         rows = batch.out_cache_loc.shape[0]
         refusals.check_rows(entries, rows, "store_compressed")
         self._check_device("entries", entries, "store_compressed")
-        slots = slots.new_full((rows,), -1) if self._is_stale(batch) else match_rows(slots, rows, -1)
-        pack_and_store(entries, slots, self.cache.compressed[compress_ratio])
+        if self._is_stale(batch):
+            return
+        slots = self.core_metadata("store_compressed").compressed_out_loc(compress_ratio, "store_compressed")
+        pack_and_store(entries, match_rows(slots, rows, -1), self.cache.compressed[compress_ratio])
 
     def write_c4_selection(self, raw: Tensor) -> None:
         """The indexer's choice, int32 ``[T, index_topk]`` request-local entry ids, into the C4 page indices."""
@@ -217,13 +217,15 @@ class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls):
         """Attention of ``q`` bf16 ``[T, H, 512]``, sink fp32 ``[H]``.
 
         Returns bf16 ``[T, H, 512]`` and lse fp32 ``[T, H]``: natural log without the sink, +inf for a row without
-        keys, whose output is zero.
+        keys, whose output is zero. All rows of an idle rank are such rows.
         """
         refusals.check_ratio(compress_ratio, "forward")
         refusals.check_query(q, self.num_heads)
         attn_sink = refusals.check_sink(attn_sink, self.num_heads)
         self._check_device("q", q, "forward")
         self._check_device("attn_sink", attn_sink, "forward")
+        if self._is_stale(batch):
+            return torch.zeros_like(q), q.new_full(q.shape[:2], float("inf"), dtype=torch.float32)
         core = self.core_metadata("forward")
         if compress_ratio != 0:
             core.compressed_lists(compress_ratio, "forward")

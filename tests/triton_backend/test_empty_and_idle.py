@@ -73,6 +73,28 @@ def test_an_idle_batch_with_leftovers_is_one_dummy_token_a_request(
     check_fields(backend.forward_metadata.core_attn_metadata, world, world.pad_rows(2), pages=1)
 
 
+@pytest.mark.parametrize(("mode", "actual"), [("idle", None), ("decode", "idle")])
+@pytest.mark.parametrize("after_a_live_batch", [False, True])
+def test_an_idle_step_without_metadata_of_its_own(make_world, backend_class, draw, mode, actual, after_a_live_batch):
+    """With speculation on, an engine skips the metadata of an idle rank and still calls the rest of the step."""
+    world = make_world([300, 300])
+    backend = backend_class(world.runner)
+    live, _ = world.batch("decode", [255, 127])
+    if after_a_live_batch:
+        backend.init_forward_metadata(live)
+    kept = hashes(backend)
+    live.forward_mode, live.actual_forward_mode = mode, actual
+    backend.store_kv(live, draw(2, 512))
+    for ratio in (4, 128):
+        backend.store_compressed(live, ratio, draw(2, 512))
+    for ratio in (0, 4, 128):
+        out, lse = backend.forward(draw(2, 16, 512), live, ratio, draw(16, dtype=torch.float32))
+        assert (out == 0).all()
+        assert torch.isposinf(lse).all()
+    for name, buffer in backend.kv_buffers().items():
+        assert torch.equal(buffer, kept[name])
+
+
 def test_a_live_batch_after_an_idle_one(make_world, backend_class, check_fields):
     world = make_world([300, 300])
     backend = backend_class(world.runner)
