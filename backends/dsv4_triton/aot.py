@@ -34,7 +34,7 @@ class Compiled:
         kernel, target: names.
         shared: bytes of shared memory, to be held against ``shared_limit``.
         matrix_instruction: ``wgmma``, ``tcgen05.mma``, ``mma.sync`` or ``mfma``; empty if there is none.
-        registers, stack_bytes: a thread's, from the machine code; None for AMD. These kernels keep nothing on the stack,
+        registers, stack_bytes: a thread's, from the machine code; None for AMD. These kernels keep nothing on a stack,
             so what lies there are spilled registers.
     """
 

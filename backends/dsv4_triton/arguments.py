@@ -165,6 +165,8 @@ def check_indices(
         if tuple(lengths.shape) != (leading[0],) or lengths.device != device:
             raise ValueError(f"{who}: {lengths_name} must be [{leading[0]}] on {device}, got {describe(lengths)}")
         lengths = lengths.contiguous()
+    if indices.stride(-1) * indices.shape[-1] >= 2**31:  # within a row, kernels count in 32 bits
+        indices = indices.contiguous()
     return (indices.unsqueeze(1) if len(leading) == 1 else indices), lengths
 
 

@@ -92,7 +92,7 @@ def random_keys(make_keys: Callable[..., Keys], generator: torch.Generator) -> C
 
 
 def attend(q: Tensor, lists: list[tuple[Tensor, Tensor, Tensor | None]], sink: Tensor | None, scale: float) -> Answer:
-    """fp64 softmax of ``q [T, H, 512]`` over lists of (values ``[slots, 512]``, indices ``[T, W]``, lengths ``[T]``)."""
+    """fp64 softmax of ``q [T, H, 512]`` over lists of (values ``[slots, 512]``, indices ``[T, W]``, lengths)."""
     q = q.double()
     keys, valid = [], []
     for values, indices, lengths in lists:
