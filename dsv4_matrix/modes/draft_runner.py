@@ -10,8 +10,8 @@ from dsv4_matrix.cases.poison import poison_pools
 from dsv4_matrix.cases.scenario import Placement, Scenario, Step
 from dsv4_matrix.declaration.model import Variant
 from dsv4_matrix.modes.capture import Outputs
-from dsv4_matrix.modes.eager import Answer, apply_tables, check_promises, prepare
-from dsv4_matrix.modes.graph import IDLE, captured, check_capture, live_rows, poison_outputs, replay_order
+from dsv4_matrix.modes.eager import Answer, check_promises, prepare
+from dsv4_matrix.modes.replay import IDLE, Replayer, replay_order
 from dsv4_matrix.modes.static_step import SEQ_LEN_FILL, StaticStep
 from dsv4_matrix.modes.step import StepInputs, entries_stored, store_and_attend
 from dsv4_matrix.modes.trace import LegEnded, Notebook
@@ -108,80 +108,61 @@ def _run_eager(
     return answers
 
 
-def _held(answer: Answer) -> Answer:
-    """A copy inside the graph: the draft model consumes a step's output before the next step may reuse its memory."""
-    return (answer[0].clone(), answer[1].clone()) if isinstance(answer, tuple) and len(answer) == 2 else answer
-
-
 def _replay_all(
     runner: RunnerConfig, chains: list[_Chain], factory: BackendFactory, notebook: Notebook, variant: Variant
 ) -> list[Answer | None]:
-    answers: list[Answer | None] = [None] * sum(len(chain.steps) for chain in chains)
-    bucket = max(variant.bucket, *(chain.rows for chain in chains), 1)
+    """Each step's first answer from the captured chain; None where none could be had."""
+    bucket = max(1, variant.bucket, *(chain.rows for chain in chains))
+    strided_q, on_host = variant.q_layout == "strided", not variant.gpu_only_lens
     statics = [
-        StaticStep(
-            step,
-            bucket,
-            1,
-            ForwardMode.DECODE,
-            strided_q=variant.q_layout == "strided",
-            on_host=not variant.gpu_only_lens,
-        )
+        StaticStep(step, bucket, 1, ForwardMode.DECODE, strided_q=strided_q, on_host=on_host)
         for step in chains[0].steps
     ]
     flat = _StaticChain(statics[0].inputs.batch, bucket, variant.num_steps)
+    answers: list[Answer | None] = [None] * sum(len(chain.steps) for chain in chains)
     try:
         multi = _build(runner, factory, notebook, variant, "captured chain")
         backends = multi.attn_backends
+        watched = [static.inputs for static in statics]
+        replayer = Replayer(runner, notebook, backends[0].kv_buffers(), watched, variant.gpu_only_lens, answers)
+
+        def prepare_capture() -> None:
+            multi.init_cuda_graph_state(bucket, bucket)
+            multi.init_forward_metadata_out_graph(flat.batch, in_capture=True)
 
         def chain_step() -> Outputs:
             multi.init_forward_metadata_in_graph(flat.batch)
             return tuple(
-                _held(store_and_attend(backends[n], replace(static.inputs, batch=multi.step_batch(flat.batch, n))))
-                for n, static in enumerate(statics)
+                _held(store_and_attend(backends[n], replace(inputs, batch=multi.step_batch(flat.batch, n))))
+                for n, inputs in enumerate(watched)
             )
 
-        pools = backends[0].kv_buffers()
-        before = CacheWatch(pools)
-        with notebook.backend_at_work("captured chain, capture"):
-            multi.init_cuda_graph_state(bucket, bucket)
-            multi.init_forward_metadata_out_graph(flat.batch, in_capture=True)
-            graph = captured(notebook, chain_step, multi.on_after_cuda_graph_warmup, runner.device)
-        check_capture(notebook, graph, before, [step.q.shape[1:] for step in chains[0].steps], bucket)
-        for number in replay_order(len(chains), [n for n, chain in enumerate(chains) if not chain.rows]):
-            chain = chains[max(number, 0)]
-            idle = number == IDLE or not chain.rows
-            place = f"replay {notebook.replays} of the chain, " + ("idle" if idle else f"steps from {chain.first}")
-            if not idle and answers[chain.first] is not None:
-                apply_tables(runner, chain.placements[0])
-            elif not idle:
-                prepare(backends[0], runner, chain.placements[0], 0, notebook, f"history of {place}")
-            for static, step, placement in zip(statics, chain.steps, chain.placements, strict=True):
-                if idle:
-                    static.fill_idle()
-                else:
+        graph = replayer.capture(prepare_capture, chain_step, multi.on_after_cuda_graph_warmup)
+        for number in replay_order(len(chains), any(not chain.rows for chain in chains)):
+            chain = None if number == IDLE else chains[number]
+            place = f"replay {notebook.replays} of the chain, " + (f"steps from {chain.first}" if chain else "idle")
+            if chain:
+                again = answers[chain.first] is not None
+                replayer.bring_up(backends[0], chain.placements[0], 0, place, again=again)
+                for static, step, placement in zip(statics, chain.steps, chain.placements, strict=True):
                     static.fill(step, placement)
-            flat.fill(None if idle else chain.batch())
-            watch, cache = InputWatch(runner, *[static.inputs for static in statics]), CacheWatch(pools)
-            poison_outputs(graph.outputs)
-            with notebook.backend_at_work(place, no_sync_on=runner.device if variant.gpu_only_lens else ""):
-                multi.init_forward_metadata_out_graph(flat.batch)
-            with notebook.backend_at_work(place):
-                graph.replay()
-            notebook.replays += 1
-            stored = 0 if idle else sum(entries_stored(step) for step in chain.steps)
-            check_promises(notebook, place, watch, cache, stored)
-            for step_number, output in enumerate(() if number == IDLE else graph.outputs):
-                answer, index = live_rows(output, chain.rows), chain.first + step_number
-                first = answers[index]
-                if first is None:
-                    answers[index] = answer
-                    notebook.observe(place, index, answer, graph=True)
-                else:
-                    notebook.check_bits(place, "the same chain's first replay", answer, first)
+            else:
+                for static in statics:
+                    static.fill_idle()
+            flat.fill(chain.batch() if chain and chain.rows else None)
+            stored = sum(entries_stored(step) for step in chain.steps) if chain else 0
+            replayer.replay(graph, lambda: multi.init_forward_metadata_out_graph(flat.batch), place, stored)
+            if chain:
+                for step_number, output in enumerate(graph.outputs):
+                    replayer.settle(chain.first + step_number, output, chain.rows, place)
     except LegEnded:
         pass
     return answers
+
+
+def _held(answer: Answer) -> Answer:
+    """A copy inside the graph: the draft model consumes a step's output before the next step may reuse its memory."""
+    return (answer[0].clone(), answer[1].clone()) if isinstance(answer, tuple) and len(answer) == 2 else answer
 
 
 class _StaticChain:
