@@ -20,13 +20,18 @@ class BackendError(RuntimeError):
         self.error = error
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not frame.filename.startswith(_HERE)] or list(frames)
-        lines = [f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in own[-4:]]
+        lines = [f"  {_place(frame)}: {frame.line}" for frame in own[-4:]]
         super().__init__("\n".join([f"backend raised in {place}: {type(error).__name__}: {error}", *lines]))
 
 
 def caller_outside_harness() -> str:
-    """``file:line in function`` of the innermost frame that is neither this package's nor torch's."""
+    """``package/file.py:line in function`` of the innermost frame that is neither this package's nor torch's."""
     for frame in reversed(traceback.extract_stack()[:-1]):
         if not frame.filename.startswith(_HERE) and "/torch/" not in frame.filename:
-            return f"{frame.filename}:{frame.lineno} in {frame.name}"
+            return _place(frame)
     return "an unknown place"
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    """``package/module.py:12 in function``: messages end up in reports, which hold no machine's paths."""
+    return f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} in {frame.name}"

@@ -62,6 +62,8 @@ class Notebook:
                 yield
             for sync in syncs:
                 self.violated(f"{place}: {sync} (the backend caught the error)")
+        except LegEnded:
+            raise
         except HostSyncError as error:
             self.violated(f"{place}: {error}")
             raise LegEnded from error

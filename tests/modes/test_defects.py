@@ -1,8 +1,12 @@
 """The tester tested: every defect that the toy backend can have is seen, and without one it passes the same cases."""
 
+from pathlib import Path
+
 import pytest
 
+from dsv4_matrix.modes.bench import small_runner
 from dsv4_matrix.modes.errors import BackendError
+from dsv4_matrix.protocol import AttentionBackend, MultiStepDraftBackend
 
 #: Small cases by name: (ratio, mode, forward, prefixes, variant).
 CASES = {
@@ -86,6 +90,12 @@ def made(make_case, name):
     return make_case(ratio, mode, forward, prefixes, **variant)
 
 
+def test_the_toy_keeps_the_protocol(toy):
+    runner = small_runner("cpu")
+    assert isinstance(toy.ToyBackend(runner), AttentionBackend)
+    assert isinstance(toy.ToyBackend.multi_step(runner, num_steps=3), MultiStepDraftBackend)
+
+
 def test_every_defect_of_the_toy_has_a_test(toy):
     assert set(SEEN) | ELSEWHERE == set(toy.DEFECTS)
 
@@ -114,6 +124,8 @@ def test_a_backend_that_raises_is_an_error_with_its_place_and_frames(name, toy, 
     assert "RuntimeError: the toy backend fails on purpose" in text
     assert "toy_backend.py:" in text
     assert len(text.splitlines()) < 10
+    # Messages end up in reports, which hold no machine's paths.
+    assert str(Path(toy.__file__).parents[1]) not in text
 
 
 def test_gpu_only_lengths_are_not_read_on_the_host(toy, make_case, outcome_of):
