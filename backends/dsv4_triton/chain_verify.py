@@ -60,7 +60,9 @@ def row_argmax(values: Tensor, out: Tensor) -> None:
     _expect("row_argmax", out.dtype == torch.int32 and out.shape == values.shape[:1], "out", "int32 [R]")
     target_of(values.device)
     if values.shape[0]:
-        argmax_kernel[(values.shape[0],)](values, values.stride(0), values.shape[1], out, BLOCK=1024, num_warps=4)
+        argmax_kernel[(values.shape[0],)](
+            values, values.stride(0), values.shape[1], out, BLOCK=1024, num_warps=4, enable_fp_fusion=False
+        )
 
 
 def verify_greedy(tokens: Tensor, target_tokens: Tensor, out: VerifyBuffers) -> None:
@@ -76,7 +78,7 @@ def verify_greedy(tokens: Tensor, target_tokens: Tensor, out: VerifyBuffers) -> 
     if bs:
         greedy_kernel[(bs,)](
             tokens, target_tokens, out.predict, out.accept_index, out.counts, width,
-            SLOTS=triton.next_power_of_2(width), num_warps=1,
+            SLOTS=triton.next_power_of_2(width), num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
 
 
@@ -121,7 +123,7 @@ def launch_sampling(
             tokens, target, target if draft is None else draft, coins.reject, coins.final,
             out.predict, out.accept_index, out.counts, width, vocabulary, threshold_single, threshold_acc,
             CLASSIC=draft is not None, SLOTS=triton.next_power_of_2(width), UNROLL=_UNROLL,
-            WHOLE=triton.next_power_of_2(vocabulary) if whole else 0, num_warps=1,
+            WHOLE=triton.next_power_of_2(vocabulary) if whole else 0, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
 
 

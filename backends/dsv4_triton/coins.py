@@ -143,7 +143,9 @@ def murmur_hash(seeds: Tensor, positions: Tensor, columns: Tensor) -> Tensor:
     n, m = seeds.shape[0], columns.shape[0]
     out = torch.empty(n, m, dtype=torch.uint32, device=seeds.device)
     if n and m:
-        _hash_kernel[(n, triton.cdiv(m, _BLOCK))](seeds, positions, columns.contiguous(), out, m, BLOCK=_BLOCK)
+        _hash_kernel[(n, triton.cdiv(m, _BLOCK))](
+            seeds, positions, columns.contiguous(), out, m, BLOCK=_BLOCK, enable_fp_fusion=False
+        )
     return out
 
 
@@ -221,6 +223,7 @@ def launch_coins(seeds: Tensor, lengths: Tensor, out: CoinBuffers, hasher: Any =
         _coin_kernel[(bs, triton.cdiv(drafts + 1, _BLOCK))](
             seeds, lengths, out.reject, out.final, drafts,
             BLOCK=min(_BLOCK, triton.next_power_of_2(drafts + 1)), HASH=hasher, COIN=to_coin,
+            enable_fp_fusion=False,
         )  # fmt: skip
 
 

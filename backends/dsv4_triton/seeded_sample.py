@@ -76,7 +76,7 @@ def seeded_sample(logprobs: Tensor, seeds: Tensor, positions: Tensor, out: Tenso
     if bs:
         _sample_kernel[(bs,)](
             logprobs, logprobs.stride(0), seeds, positions, logprobs.shape[1], out,
-            BLOCK=1024, num_warps=4,
+            BLOCK=1024, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
