@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 COLUMNS = 512
 NUM_WARPS = 4
 
-C4_PER_PAGE = tl.constexpr(PAGE_SIZE // 4)
+C4_PER_PAGE = PAGE_SIZE // 4
 
 
 @triton.jit
@@ -205,7 +205,7 @@ def fill_attn_metadata(core: DSV4AttnMetadata, layout: RowLayout, req_to_token: 
         layout.out_cache_loc.stride(0), req_to_token.shape[0], req_to_token.stride(0), req_to_token.shape[1],
         mapping.shape[0], pages, core.index_topk, c4_width, c128_width, int(layout.counted),
         RAGGED=ragged, COMPRESS=compress, ROWS=block, COLUMNS=COLUMNS, WINDOW=WINDOW,
-        num_warps=NUM_WARPS,
+        num_warps=NUM_WARPS, enable_fp_fusion=True,
     )  # fmt: skip
 
 
@@ -248,7 +248,8 @@ def write_c4_selection(core: DSV4AttnMetadata, raw: Tensor) -> None:
     _c4_selection_kernel[grid](
         raw, raw.stride(0), lengths, core.page_table, slots, slots if kept is None else kept,
         rows, core.index_topk, slots.shape[1], core.page_table.shape[1],
-        KEEP=kept is not None, ROWS=block, COLUMNS=COLUMNS, PER_PAGE=C4_PER_PAGE.value, num_warps=NUM_WARPS,
+        KEEP=kept is not None, ROWS=block, COLUMNS=COLUMNS, PER_PAGE=C4_PER_PAGE,
+        num_warps=NUM_WARPS, enable_fp_fusion=True,
     )  # fmt: skip
 
 

@@ -230,7 +230,7 @@ def combine_topk_swa_indices(
     _combine_kernel[(triton.cdiv(rows, block), triton.cdiv(width, COLUMNS))](
         core.positions_casual, cache.request, compressed_base, cache.swa_offsets, cache.first_positions,
         topk_indices, topk_indices.stride(0), indices, lengths, rows, topk, ratio, swa_start, width,
-        ROWS=block, COLUMNS=COLUMNS, WINDOW=WINDOW, num_warps=NUM_WARPS,
+        ROWS=block, COLUMNS=COLUMNS, WINDOW=WINDOW, num_warps=NUM_WARPS, enable_fp_fusion=True,
     )  # fmt: skip
     return indices, lengths
 

@@ -56,7 +56,7 @@ for kernel, constants in KERNELS:
     compiled = triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=constants),
         target=target,
-        options={"num_warps": metadata_kernels.NUM_WARPS},
+        options={"num_warps": metadata_kernels.NUM_WARPS, "enable_fp_fusion": True},
     )
     stack = stack_bytes(compiled.asm["cubin"]) if "cubin" in compiled.asm else 0
     print(json.dumps({"kernel": kernel.fn.__name__, "shared": compiled.metadata.shared, "stack": stack}))
