@@ -37,8 +37,14 @@ class CudaGraphStep:
         # CUDA itself ends a capture at a sync: none can be hidden.
         self.syncs: tuple[str, ...] = ()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self.outputs = step()
+        stream = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(self._graph):
+                self.outputs = step()
+        except BaseException:
+            # A capture that a host sync broke cannot be ended, and then torch leaves its stream current.
+            torch.cuda.set_stream(stream)
+            raise
 
     @property
     def recorded(self) -> int:

@@ -68,8 +68,8 @@ class Notebook:
             self.violated(f"{place}: {error}")
             raise LegEnded from error
         except Exception as error:
-            if _is_cuda_sync(error):
-                self.violated(f"{place}: host sync: {error}")
+            if (refused := _cuda_sync(error)) is not None:
+                self.violated(f"{place}: host sync: {refused}")
                 raise LegEnded from error
             raise BackendError(place, error) from error
 
@@ -119,9 +119,15 @@ class LegEnded(Exception):  # noqa: N818  (control flow, not an error)
     """A violation after which the rest of this leg would mean nothing; the notebook holds the sentence."""
 
 
-def _is_cuda_sync(error: Exception) -> bool:
-    """Whether CUDA refused a sync: torch's debug mode outside a capture, the driver inside one."""
-    return "called a synchronizing CUDA operation" in str(error) or "stream is capturing" in str(error)
+def _cuda_sync(error: BaseException | None) -> BaseException | None:
+    """The first error of a chain in which CUDA refused a sync: torch's debug mode outside a capture, the driver inside.
+
+    What a broken capture raises when it is ended hides the cause, which is its context.
+    """
+    if error is None:
+        return None
+    words = ("called a synchronizing CUDA operation", "stream is capturing", "previous error during capture")
+    return _cuda_sync(error.__context__) or (error if any(word in str(error) for word in words) else None)
 
 
 def _describe(value: object) -> str:

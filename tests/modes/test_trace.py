@@ -7,6 +7,7 @@ import torch
 
 from dsv4_matrix.cases.build import build_scenario
 from dsv4_matrix.modes.drive import drive
+from dsv4_matrix.modes.trace import LegEnded, Notebook
 
 
 def test_extend_runs_both_prefill_paths(toy, make_case, trace_of):
@@ -125,3 +126,24 @@ def test_a_backend_may_answer_from_a_workspace(toy, make_case, outcome_of):
     ):
         *case, variant = given
         assert outcome_of(make_case(*case, heads=16, **variant), Workspace) == "passed"
+
+
+def test_a_sync_that_broke_a_capture_is_named_by_its_cause():
+    notebook = Notebook()
+
+    def broken_capture():
+        try:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    with pytest.raises(LegEnded), notebook.backend_at_work("capture"):
+        broken_capture()
+    assert notebook.violations == ["capture: host sync: CUDA error: operation not permitted when stream is capturing"]
+
+
+def test_a_sync_that_the_debug_mode_refused_is_a_violation():
+    notebook = Notebook()
+    with pytest.raises(LegEnded), notebook.backend_at_work("replay 0"):
+        raise RuntimeError("called a synchronizing CUDA operation")
+    assert notebook.violations == ["replay 0: host sync: called a synchronizing CUDA operation"]
