@@ -138,7 +138,8 @@ class Controller:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if self._ledger is None or not (self._case_of or self._problems):
+        collected_only = self._config.getoption("collectonly", False)
+        if self._ledger is None or collected_only or not (self._case_of or self._problems):
             return
         counts = Counter(result.outcome.value for result in self._ledger.complete())
         terminalreporter.write_sep("-", "dsv4-matrix")

@@ -9,8 +9,9 @@ from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
 class FlashMLABackend(DSV4TritonBackend):
     def attend(
-        self, q, k_cache, indices, topk_length, attn_sink, extra_k_cache=None, extra_indices=None, extra_topk_length=None
-    ):
+        self, q, k_cache, indices, topk_length, attn_sink,
+        extra_k_cache=None, extra_indices=None, extra_topk_length=None,
+    ):  # fmt: skip
         return flash_mla_with_kvcache(
             q, k_cache, None, None, 512, get_mla_metadata()[0],
             softmax_scale=self.softmax_scale, is_fp8_kvcache=True, indices=indices, topk_length=topk_length,

@@ -6,8 +6,6 @@ import textwrap
 
 import pytest
 
-pytest_plugins = ["pytester"]
-
 #: What a tiny project imports first: a matrix of a few values, and cases that do what their variant's name says.
 STUB = '''
 import os

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 
-pytest_plugins = ["pytester"]
-
 CONFTEST = '''
 import os
 from pathlib import Path
