@@ -49,7 +49,7 @@ class Compiled:
 
 def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
     """Kernel, argument types, constexprs and launch options by variant name."""
-    from dsv4_triton import attention, attention_kernel, store
+    from dsv4_triton import attention, store
 
     split = attention.SPLIT_KEYS // target.block_n
     tiles = {"BLOCK_N": target.block_n, "SPLIT_BLOCKS": split}
@@ -59,12 +59,21 @@ def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, A
     bf16 = {**ATTENTION_POINTERS, "cache": "*bf16", "extra_cache": "*bf16"}
     rows = {"ROWS": target.store_rows}
     mapped = {**rows, "HARDWARE": target.hardware_fp8}
-    k = attention_kernel
     return {
-        "attend_packed": (k.attend, ATTENTION_POINTERS, {**attend, "PACKED": True, "ALIGNED": True}, launch),
-        "attend_unaligned": (k.attend, ATTENTION_POINTERS, {**attend, "PACKED": True, "ALIGNED": False}, launch),
-        "attend_bf16": (k.attend, bf16, {**attend, "PACKED": False, "ALIGNED": True}, launch),
-        "combine": (k.combine, ATTENTION_POINTERS, {**joint, "HEADS": attention.COMBINE_HEADS}, {"num_warps": 4}),
+        "attend_packed": (attention.attend, ATTENTION_POINTERS, {**attend, "PACKED": True, "ALIGNED": True}, launch),
+        "attend_unaligned": (
+            attention.attend,
+            ATTENTION_POINTERS,
+            {**attend, "PACKED": True, "ALIGNED": False},
+            launch,
+        ),
+        "attend_bf16": (attention.attend, bf16, {**attend, "PACKED": False, "ALIGNED": True}, launch),
+        "combine": (
+            attention.combine,
+            ATTENTION_POINTERS,
+            {**joint, "HEADS": attention.COMBINE_HEADS},
+            {"num_warps": 4},
+        ),
         "store": (store._pack_and_store, STORE_POINTERS, {**mapped, "MAPPED": False}, {"num_warps": 4}),
         "store_mapped": (store._pack_and_store, STORE_POINTERS, {**mapped, "MAPPED": True}, {"num_warps": 4}),
         "unpack": (store._unpack, STORE_POINTERS, rows, {"num_warps": 4}),

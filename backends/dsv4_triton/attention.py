@@ -19,7 +19,8 @@ from dsv4_triton.arguments import (
     describe,
     on_16_bytes,
 )
-from dsv4_triton.attention_kernel import attend, combine
+from dsv4_triton.attention_kernel import attend
+from dsv4_triton.combine import combine
 from dsv4_triton.geometry import HEAD_DIM
 from dsv4_triton.target import launching_on, target_of
 
