@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsv4_matrix import __version__
+from dsv4_matrix import __version__, report_commands
 
 if TYPE_CHECKING:
     from dsv4_matrix.declaration.model import Matrix
@@ -89,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--report", metavar="PATH", help="write the canonical report there, telemetry beside it")
     made.add_argument("--require-gpu", action="store_true", help="fail where there is no usable GPU")
     made.add_argument("-n", dest="workers", metavar="N", help="processes, 'auto' or a number; 0 is this one")
+    made.add_argument("--shard", metavar="I/N", help="run the I-th of N parts, whole cells; see 'dsv4-matrix plan'")
+    made.add_argument("--timeout", metavar="SECONDS", help="end and replace a worker whose case takes longer")
+    report_commands.add_commands(add)
     return parser
 
 
@@ -166,6 +169,8 @@ def _run(args: argparse.Namespace) -> int:
         workers=args.workers,
         report=args.report,
         record=args.record,
+        shard=args.shard,
+        timeout=args.timeout,
         require_gpu=args.require_gpu,
     )
 

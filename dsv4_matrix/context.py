@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from dsv4_matrix.report.ledger import Ledger
     from dsv4_matrix.report.result import Header
 
+#: Seconds that a case may take. A cold compile of all its kernels is a minute or two; a hung graph never ends.
+TIMEOUT = 600.0
+
 
 class BadInputError(Exception):
     """An option, file or machine that does not allow this run; the message is for the user."""
@@ -32,6 +35,8 @@ class Options:
     search: Path
     explicit: bool  # some option was given, so a run without cases is a mistake
     named: bool = True  # some option was given or stands in the ini file: this project is about the matrix
+    shard: str | None = None
+    timeout: str | None = None
 
 
 class Context:
@@ -79,14 +84,38 @@ class Context:
     @cached_property
     def cases(self) -> tuple[Case, ...]:
         """Selected cases that this device runs: never empty, sorted by id, the same in every process."""
-        here = {case.id for case in self.matrix.cases(self.machine.kind)}
-        cases = tuple(case for case in self.selected if case.id in here)
+        cases = self._here
         if not cases:
             raise BadInputError(
                 f"none of the {len(self.selected)} selected cases is declared for this device ({self.machine.kind}); "
                 f"a run of zero cases proves nothing"
             )
-        return cases
+        if self.options.shard is None:
+            return cases
+        from dsv4_matrix.shard.plan import PlanError, cases_of_shard, parse_shard
+
+        try:
+            return cases_of_shard(cases, parse_shard(self.options.shard))
+        except PlanError as error:
+            raise BadInputError(f"--matrix-shard: {error}") from None
+
+    @cached_property
+    def _here(self) -> tuple[Case, ...]:
+        """Selected cases that this device runs, in whatever shard."""
+        here = {case.id for case in self.matrix.cases(self.machine.kind)}
+        return tuple(case for case in self.selected if case.id in here)
+
+    @cached_property
+    def timeout(self) -> float:
+        """Seconds that a case may take."""
+        given = self.options.timeout
+        try:
+            seconds = TIMEOUT if given is None else float(given)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < 1e6:
+            raise BadInputError(f"--matrix-timeout: {given!r} is not a number of seconds above 0")
+        return seconds
 
     @cached_property
     def setup(self) -> Setup:
@@ -112,6 +141,8 @@ class Context:
             for case in self.matrix.cases()
             if case.id not in here
         }
+        mine = {case.id for case in self.cases}
+        not_here |= {case.id: "in another shard" for case in self._here if case.id not in mine}
         return Ledger({case.id: case for case in self.matrix.cases()}, not_here)
 
     def header(self) -> Header:

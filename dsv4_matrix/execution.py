@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import gc
-import os
-import tempfile
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -48,13 +42,20 @@ def execute(case: Case, setup: Setup) -> Execution:
     try:
         if case.kind != "case":
             return _probe(case, setup)
-        with _alone(case):
-            return _case(case, setup)
+        return _case(case, setup)
     except BackendError as error:
         return _fault(case, setup, Outcome.ERROR, str(error))
     except Exception as error:
         frames = "\n".join(_frames(error.__traceback__))
         return _fault(case, setup, Outcome.ERROR, f"{type(error).__name__}: {error}\n{frames}")
+
+
+def with_device_error(done: Execution, case: Case, setup: Setup, said: str) -> Execution:
+    """``done`` of a case after which the device reported the error ``said``: what it answered proves nothing."""
+    if done.result.outcome is Outcome.ERROR:
+        return done  # the backend ran into that error itself
+    earlier = f"\nbefore that: {done.result.outcome}\n{done.message}" if done.message else ""
+    return _fault(case, setup, Outcome.ERROR, f"after the case the device reported {said}{earlier}")
 
 
 def _case(case: Case, setup: Setup) -> Execution:
@@ -100,29 +101,6 @@ def _result(
     case: Case, outcome: Outcome, reason: str = "", margin: str = "", captures: int = 0, replays: int = 0
 ) -> Result:
     return Result(case.id, case.cell_id, case.kind, outcome, reason, margin, captures, replays)
-
-
-@contextmanager
-def _alone(case: Case) -> Iterator[None]:
-    """Large pools of several workers would not fit together: one at a time on a machine, also across runs."""
-    if case.variant is None or not case.variant.large_pool:
-        yield
-        return
-    path = Path(tempfile.gettempdir()) / f"dsv4-matrix-large-pool-{os.getuid()}.lock"
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released by the kernel if this process dies
-        try:
-            yield
-        finally:
-            _give_memory_back()
-
-
-def _give_memory_back() -> None:
-    """The allocator would keep a large pool, and the next worker's would not fit beside it."""
-    import torch
-
-    gc.collect()
-    torch.cuda.empty_cache()  # does nothing in a process that never used a GPU
 
 
 def _fault(case: Case, setup: Setup, outcome: Outcome, told: str, **counts: Any) -> Execution:

@@ -28,7 +28,7 @@ class Machine:
     @property
     def slug(self) -> str:
         """``nvidia-h200``: the file name of this device's evidence."""
-        return re.sub(r"[^a-z0-9]+", "-", self.model.lower()).strip("-")
+        return slug(self.model)
 
 
 def find_machine() -> Machine:
@@ -48,13 +48,38 @@ def find_machine() -> Machine:
     return Machine("cpu", "cpu", "CPU interpreter", torch.__version__, _version("triton"))
 
 
+def slug(model: str) -> str:
+    """``NVIDIA H200`` as a file name: ``nvidia-h200``."""
+    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+
+
+def gpus() -> tuple[str, ...]:
+    """Entries for CUDA_VISIBLE_DEVICES, one a GPU that torch sees in this process. GpuListError for a wrong list.
+
+    The caller's own entries, or those of the driver; torch has the last word about how many there are.
+    """
+    import torch
+
+    from dsv4_matrix.shard.gpus import VISIBLE, visible_gpus
+
+    count = torch.cuda.device_count()
+    found = visible_gpus(os.environ)
+    if VISIBLE in os.environ or len(found) == count:
+        return found[:count]
+    return tuple(str(number) for number in range(count))
+
+
+def models(count: int) -> tuple[str, ...]:
+    """Names of the first ``count`` GPUs that torch sees."""
+    import torch
+
+    return tuple(torch.cuda.get_device_name(number) for number in range(min(count, torch.cuda.device_count())))
+
+
 def worker_count() -> int:
     """What ``-n auto`` means: one worker a visible GPU, or the CPUs that this process may use."""
-    machine = find_machine()
-    if machine.kind == "gpu":
-        import torch
-
-        return torch.cuda.device_count()
+    if find_machine().kind == "gpu":
+        return len(gpus())
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from dsv4_matrix.context import BadInputError, Context, Options
 from dsv4_matrix.controller import FIXTURE, Controller
+from dsv4_matrix.guard import Guard
 
 if TYPE_CHECKING:
     from dsv4_matrix.declaration.model import Case
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 CONTEXT = pytest.StashKey[Context]()
 CONTROLLER = pytest.StashKey[Controller]()
+GUARD = pytest.StashKey[Guard]()
 
 _OPTIONS = (
     ("matrix", "matrix_file", "PATH", "declaration to use (default: matrix.yaml here, else the packaged one)"),
@@ -33,6 +35,8 @@ _OPTIONS = (
     ("matrix-reference", "matrix_reference", "NAME|module:attr", "reference to judge by (default: the one installed)"),
     ("matrix-cells", "matrix_cells", "EXPR", "fnmatch patterns on case ids, comma means or: 'r4-cg-*,r0-eager-*'"),
     ("matrix-report", "matrix_report", "PATH", "write the canonical report there, and telemetry beside it"),
+    ("matrix-shard", "matrix_shard", "I/N", "run the I-th of N parts, whole cells, planned by their declared cost"),
+    ("matrix-timeout", "matrix_timeout", "SECONDS", "end a worker whose case takes longer (default: 600)"),
 )
 
 
@@ -49,10 +53,11 @@ class MatrixCase:
         setup: matrix, machine, backend and reference of this run.
     """
 
-    def __init__(self, case: Case, setup: Setup, properties: list[tuple[str, object]]) -> None:
+    def __init__(self, case: Case, setup: Setup, guard: Guard, properties: list[tuple[str, object]]) -> None:
         self.id = case.id
         self.case = case
         self.setup = setup
+        self._guard = guard
         self._properties = properties
 
     def __repr__(self) -> str:
@@ -65,7 +70,11 @@ class MatrixCase:
         from dsv4_matrix.report.result import Outcome
         from dsv4_matrix.report.transport import MESSAGE, to_properties
 
-        done = execution.execute(self.case, self.setup)
+        case, setup, guard = self.case, self.setup, self._guard
+        with guard.watch(case, setup.machine):
+            done = execution.execute(case, setup)
+            if said := guard.device_error(case, setup.machine, done.result.reason):
+                done = execution.with_device_error(done, case, setup, said)
         self._properties.extend(to_properties(done.result))
         if done.result.outcome is not Outcome.PASSED:
             self._properties.append((MESSAGE, done.message))
@@ -89,11 +98,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         controller = config.stash[CONTROLLER] = Controller(config, context)
         config.pluginmanager.register(controller, "dsv4_matrix_controller")
-    if options.explicit:
-        try:
+    try:
+        if options.explicit:
             _validate(context)
-        except BadInputError as error:
-            raise pytest.UsageError(str(error)) from error
+        guard = config.stash[GUARD] = Guard(getattr(config, "workerinput", {}).get("workerid"), context.timeout)
+    except BadInputError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.pluginmanager.register(guard, "dsv4_matrix_guard")
+    if options.named and not hasattr(config, "workerinput") and config.getoption("dist", "no") != "no":
+        from dsv4_matrix.distribution import Distribution
+
+        config.pluginmanager.register(Distribution(config, context), "dsv4_matrix_distribution")
 
 
 def _options(config: pytest.Config) -> Options:
@@ -116,6 +131,8 @@ def _options(config: pytest.Config) -> Options:
         reference=given("matrix_reference"),
         cells=given("matrix_cells"),
         report=path("matrix_report"),
+        shard=given("matrix_shard"),
+        timeout=given("matrix_timeout"),
         require_gpu=require_gpu,
         search=here,
         explicit=explicit,
@@ -150,7 +167,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def matrix_case(request: pytest.FixtureRequest) -> MatrixCase:
     """One case of matrix.yaml, for the backend under test. Run it with ``matrix_case.execute()``."""
-    return MatrixCase(request.param, request.config.stash[CONTEXT].setup, request.node.user_properties)
+    stash = request.config.stash
+    return MatrixCase(request.param, stash[CONTEXT].setup, stash[GUARD], request.node.user_properties)
 
 
 @pytest.hookimpl(wrapper=True)

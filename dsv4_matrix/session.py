@@ -32,6 +32,8 @@ def run_matrix(
     workers: str | None = None,
     report: str | os.PathLike[str] | None = None,
     record: str | os.PathLike[str] | None = None,
+    shard: str | None = None,
+    timeout: str | None = None,
     require_gpu: bool = False,
     out: TextIO | None = None,
 ) -> int:
@@ -41,9 +43,12 @@ def run_matrix(
         matrix: the declaration; by default ``matrix.yaml`` here or above, else the packaged one.
         backend, reference: name of an entry point, or ``module:attr``; by default the only one installed.
         cells: fnmatch patterns on case ids, comma means or.
-        workers: processes, ``auto`` or a number; 0 runs in this process. By default ``auto`` on a CPU, 0 on a GPU.
+        workers: processes, ``auto`` (one a visible GPU, else one a CPU; the default) or a number; 0 runs in this one,
+            where a hang or a crash ends the run.
         report: file for the canonical report, telemetry beside it.
         record: folder for this device's evidence, ``<device>.jsonl``; only a complete run is recorded.
+        shard: ``I/N`` runs the I-th of N parts of the cells.
+        timeout: seconds that a case may take before its worker is ended and replaced.
         require_gpu: refuse to run through the interpreter.
         out: where to print; by default stdout.
 
@@ -59,6 +64,8 @@ def run_matrix(
         reference=reference,
         cells=cells,
         report=None if report is None else here / report,
+        shard=shard,
+        timeout=timeout,
         require_gpu=require_gpu,
         search=here,
         explicit=True,
@@ -77,7 +84,7 @@ def run_matrix(
     total = len(context.cases)
     stream.write(
         f"{total} case{'' if total == 1 else 's'}, backend {before.backend}, {machine.model}, torch {machine.torch}, "
-        f"triton {machine.triton or 'not installed'}, {f'{count} workers' if count else 'one process'}\n"
+        f"triton {machine.triton or 'not installed'}, {_told(count)}\n"
     )
     stream.flush()
     session = _Session(total, stream)
@@ -96,6 +103,10 @@ def run_matrix(
             return SHORT
         stream.write(f"evidence recorded in {evidence}; 'dsv4-matrix table --write' brings it into README.md\n")
     return code
+
+
+def _told(workers: int) -> str:
+    return "one process" if not workers else "1 worker" if workers == 1 else f"{workers} workers"
 
 
 class _Session:
@@ -131,6 +142,8 @@ def _arguments(options: Options, context: Context, workers: int) -> list[str]:
         ("--matrix-reference", options.reference),
         ("--matrix-cells", options.cells),
         ("--matrix-report", options.report),
+        ("--matrix-shard", options.shard),
+        ("--matrix-timeout", options.timeout),
     ):
         if value is not None:
             arguments += [name, str(value)]
@@ -158,21 +171,32 @@ def _isolated() -> Iterator[None]:
 
 
 def _workers(asked: str | None, context: Context) -> int:
-    """Processes to start; 0 is this one. Never more than there are cases."""
+    """Processes to start; 0 is this one, for a single case too. Never more than there are cells to divide."""
     from dsv4_matrix.machine import worker_count
+    from dsv4_matrix.shard.gpus import GpuListError
+    from dsv4_matrix.shard.plan import units_of
 
-    _ = context.setup
-    if asked is None:
-        asked = "auto" if context.machine.kind == "cpu" else "0"
-    if asked != "auto" and not asked.isdecimal():
+    _ = context.setup, context.timeout
+    if asked is not None and asked != "auto" and not asked.isdecimal():
         raise BadInputError(f"-n {asked}: give 'auto' or a number of processes")
-    count = min(worker_count() if asked == "auto" else int(asked), len(context.cases))
-    return 0 if asked == "auto" and count == 1 else count
+    if asked is not None and asked != "auto":
+        return min(int(asked), len(units_of(context.cases)))
+    if len(context.cases) == 1:
+        return 0
+    try:
+        return min(worker_count(), len(units_of(context.cases)))
+    except GpuListError as error:
+        raise BadInputError(str(error)) from None
 
 
 def _evidence_path(context: Context, record: str | os.PathLike[str] | None) -> Path | None:
     if record is None:
         return None
+    if context.options.shard is not None:
+        raise BadInputError(
+            "--record: evidence is of the whole matrix, and --shard runs a part of it; give --report, and bring the "
+            "reports together with 'dsv4-matrix merge --record'"
+        )
     if context.options.cells is not None:
         raise BadInputError(
             "--record: evidence is of the whole matrix, and --cells selects a part of it; leave one of the two out"

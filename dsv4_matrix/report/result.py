@@ -87,7 +87,12 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 _PATH = re.compile(r"(?<![\w.])(?:/[\w.+@~-]+){2,}")
 
 
+#: torch tells, after what it could not allocate, how much every process holds at that moment.
+_MEMORY = re.compile(r"(CUDA out of memory\. Tried to allocate [^.]*\.?[^.]*)\. GPU \d.*", re.DOTALL)
+
+
 def without_machine(text: str) -> str:
-    """``text`` with memory addresses and the folders of absolute paths taken out: the same on every machine."""
+    """``text`` with addresses, folders of absolute paths and memory in use taken out: the same on every machine."""
+    text = _MEMORY.sub(r"\1", text)
     text = _ADDRESS.sub("0x…", text)
     return _PATH.sub(lambda found: "…/" + found.group().rsplit("/", 1)[1], text)

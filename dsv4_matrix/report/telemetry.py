@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dsv4_matrix.report.canonical import encode, write_in_one_step
+from dsv4_matrix.report.canonical import ReportError, encode, write_in_one_step
 
 SUFFIX = ".telemetry.jsonl"
 
@@ -25,6 +26,21 @@ class Telemetry:
 def telemetry_path(report: Path) -> Path:
     """``run.telemetry.jsonl`` beside ``run.jsonl``: two reports in one folder keep one each."""
     return report.with_name(report.stem + SUFFIX)
+
+
+def read(path: Path) -> tuple[Telemetry, ...]:
+    """What ``write`` wrote to ``path``. ReportError, with ``path:line``, if it cannot be read."""
+    try:
+        text = path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"{path}: cannot read the telemetry: {error}") from None
+    entries = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            entries.append(Telemetry(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise ReportError(f"{path}:{number}: not telemetry of a case: {error}") from None
+    return tuple(entries)
 
 
 def write(entries: Iterable[Telemetry], path: Path) -> None:

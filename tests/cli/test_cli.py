@@ -304,7 +304,7 @@ def test_run_hands_its_options_over(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     assert cli("run").status == 1
     assert cli(
         *("run", "--matrix", "m", "--backend", "b:B", "--reference", "r", "--cells", "c", "-n", "2"),
-        *("--report", "p", "--record", "d", "--require-gpu"),
+        *("--report", "p", "--record", "d", "--require-gpu", "--shard", "1/2", "--timeout", "9"),
     ).status == 1  # fmt: skip
     given = {
         "matrix": "m",
@@ -314,6 +314,8 @@ def test_run_hands_its_options_over(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
         "workers": "2",
         "report": "p",
         "record": "d",
+        "shard": "1/2",
+        "timeout": "9",
     }
     assert calls == [dict.fromkeys(given) | {"require_gpu": False}, given | {"require_gpu": True}]
 

@@ -1,0 +1,87 @@
+"""The controller's part in a run of several workers: GPUs, the plan, and what becomes of a case whose worker died."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv4_matrix.casualty import casualty
+from dsv4_matrix.context import BadInputError, Context
+from dsv4_matrix.controller import case_in
+from dsv4_matrix.shard.gpus import GpuListError, pin
+from dsv4_matrix.shard.plan import divide_tests
+from dsv4_matrix.shard.workers import prepare
+
+
+class Distribution:
+    """Registered as a plugin of the controlling process where xdist distributes tests."""
+
+    def __init__(self, config: pytest.Config, context: Context) -> None:
+        self._context = context
+        if config.option.maxworkerrestart is None:
+            # xdist gives up after a few. Here each death ends a case, and a place whose workers end none is given up.
+            config.option.maxworkerrestart = str(10**6)
+        self._notes = Path(tempfile.mkdtemp(prefix="dsv4-matrix-"))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_setupnodes(self, specs: Sequence[Any]) -> None:
+        try:
+            prepare(specs, self._gpus(len(specs)), os.environ, self._notes)
+        except (GpuListError, BadInputError) as error:
+            raise pytest.UsageError(str(error)) from None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        if config.getoption("dist") != "load":
+            return None  # the user asked for another of xdist's own
+        from dsv4_matrix.shard.scheduler import PinnedScheduling
+
+        scheduler = PinnedScheduling(config, log, self._plan)
+        config.pluginmanager.register(scheduler, "dsv4_matrix_scheduler")
+        return scheduler
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        """Fill in the report that xdist makes of a test whose worker died; the controller records it."""
+        from dsv4_matrix.report.result import Result, without_machine
+        from dsv4_matrix.report.transport import MESSAGE, to_properties
+
+        ids = [case.id for case in self._context.cases]
+        case_id = case_in(crashitem, ids) if "[" in crashitem else None
+        if case_id is None:
+            return
+        case = next(case for case in self._context.cases if case.id == case_id)
+        died = casualty(report.node, self._notes, self._context.timeout)
+        result = Result(case.id, case.cell_id, case.kind, died.outcome, without_machine(died.reason))
+        stack = f"\n\n{died.stack.strip()}" if died.stack else ""
+        message = f"case {case_id}: {died.outcome}, {died.reason}{stack}"
+        report.longrepr = message
+        report.user_properties = [*to_properties(result), (MESSAGE, message)]
+
+    def pytest_unconfigure(self) -> None:
+        shutil.rmtree(self._notes, ignore_errors=True)
+
+    def _gpus(self, workers: int) -> tuple[str, ...]:
+        """The GPU of each worker; empty on a CPU. More workers than GPUs were asked for: ``auto`` gives no more."""
+        from dsv4_matrix.machine import gpus, models
+
+        if self._context.machine.kind != "gpu":
+            return ()
+        if len(names := set(models(workers))) > 1:
+            raise BadInputError(
+                f"these GPUs are of several models ({', '.join(sorted(names))}), and a report is of one; choose with "
+                f"CUDA_VISIBLE_DEVICES"
+            )
+        return pin(workers, gpus(), share=True)
+
+    def _plan(self, nodeids: Sequence[str], workers: int) -> Sequence[Sequence[int]]:
+        cases = {case.id: case for case in self._context.cases}
+        ids = list(cases)
+        found = {nodeid: case_in(nodeid, ids) for nodeid in nodeids if "[" in nodeid}
+        return divide_tests(nodeids, {n: cases[case_id] for n, case_id in found.items() if case_id}, workers)
