@@ -147,6 +147,11 @@ class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls):
         fill_attn_metadata(core, step.layout, runner.req_to_token, runner.full_to_swa_index_mapping)
         self.forward_metadata, self._in_graph = step.metadata, True
 
+    @property
+    def has_static_inputs(self) -> bool:
+        """Whether the current step is that of a graph, which reads inputs of its own and not its batch."""
+        return self._captured is not None
+
     def on_after_cuda_graph_warmup(self) -> None:
         """Between warm-up and capture: fresh scheduler objects, and the raw inputs again, so the capture upgrades."""
         if self._captured is not None:

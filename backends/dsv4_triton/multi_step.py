@@ -113,7 +113,8 @@ class DSV4TritonMultiStepBackend:
     def init_forward_metadata_in_graph(self, batch: ForwardBatch) -> None:
         """The recorded part of every step. Each reads static inputs of its own, so ``batch`` is only sliced eagerly."""
         for step, backend in enumerate(self._backends):
-            backend.init_forward_metadata_in_graph(self.step_batch(batch, step))
+            own = batch if backend.has_static_inputs else self.step_batch(batch, step)
+            backend.init_forward_metadata_in_graph(own)
 
     def prepare_forward_metadata_for_breakable_cuda_graph_replay(
         self,

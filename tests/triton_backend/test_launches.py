@@ -1,0 +1,110 @@
+"""What a step's metadata costs a device: launches, counted, since on short steps they are what time is made of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from dsv4_triton import metadata_kernels
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Work(TorchDispatchMode):
+    """Names of operators that do something on a device: views and allocations do not."""
+
+    FREE = ("view", "slice", "select", "expand", "empty", "unsqueeze", "alias", "detach", "as_strided")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if not name.startswith(self.FREE):
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """Operators and kernel launches from here on; kernels are counted instead of run."""
+    counted = Work()
+
+    class Kernel:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, grid):
+            return lambda *_, **__: counted.seen.append(self.name)
+
+    for name in ("_metadata_kernel", "_c4_selection_kernel"):
+        monkeypatch.setattr(metadata_kernels, name, Kernel(name))
+    return counted
+
+
+MODES = [("decode", [1, 1]), ("target_verify", [3, 3]), ("draft_extend", [4, 4])]
+
+
+@pytest.mark.parametrize(("mode", "counts"), [*MODES, ("extend", [3, 9])])
+def test_eager_metadata_is_one_launch(make_world, backend_class, work, mode, counts):
+    world = make_world([300, 300])
+    batch, _ = world.batch(mode, [126, 254], counts)
+    backend = backend_class(world.runner)
+    with work:
+        backend.init_forward_metadata(batch)
+    # EXTEND also clears the raw selection of the sparse path
+    assert work.seen == (["full_like"] if mode == "extend" else []) + ["_metadata_kernel"]
+
+
+@pytest.mark.parametrize(("mode", "counts"), MODES)
+def test_the_captured_part_is_one_launch(make_world, backend_class, work, mode, counts):
+    world = make_world([300, 300])
+    batch, _ = world.batch(mode, [126, 254], counts)
+    backend = backend_class(world.runner)
+    backend.init_cuda_graph_state(2, sum(counts))
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    with work:
+        backend.init_forward_metadata_in_graph(batch)
+    assert work.seen == ["_metadata_kernel"]
+
+
+@pytest.mark.parametrize(("mode", "counts"), MODES)
+def test_preparing_a_replay_is_three_copies(make_world, backend_class, work, mode, counts):
+    world = make_world([300, 300])
+    batch, _ = world.batch(mode, [126, 254], counts)
+    backend = backend_class(world.runner)
+    backend.init_cuda_graph_state(2, sum(counts))
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    with work:
+        backend.init_forward_metadata_out_graph(batch)
+    assert work.seen == ["copy_"] * 3
+
+
+def test_the_captured_part_of_a_draft_is_one_launch_a_step(make_world, backend_class, work, device):
+    world = make_world([300, 300])
+    multi = backend_class.multi_step(world.runner, num_steps=4)
+    batch, _ = world.batch("decode", [60, 126])
+    batch.out_cache_loc = torch.arange(300, 308, device=device)
+    multi.init_cuda_graph_state(2, 2)
+    multi.init_forward_metadata_out_graph(batch, in_capture=True)
+    with work:
+        multi.init_forward_metadata_in_graph(batch)
+    assert work.seen == ["_metadata_kernel"] * 3
+
+
+def test_the_selection_is_one_launch(make_world, backend_class, work, device):
+    world = make_world([300, 300])
+    batch, _ = world.batch("decode", [126, 254])
+    backend = backend_class(world.runner)
+    backend.init_forward_metadata(batch)
+    work.seen.clear()
+    raw = torch.zeros(2, 512, dtype=torch.int32, device=device)
+    with work:
+        backend.write_c4_selection(raw)
+    assert work.seen == ["_c4_selection_kernel"]
+
+
+def test_the_count_notices_an_operator(work, device):
+    values = torch.zeros(3, device=device)
+    with work:
+        values[:2].add_(1)
+    assert work.seen == ["add_"]
