@@ -11,8 +11,9 @@ from dsv4_matrix.cases.scenario import Placement, Scenario, Step
 from dsv4_matrix.declaration.model import Variant
 from dsv4_matrix.modes.capture import Outputs
 from dsv4_matrix.modes.eager import Answer, check_promises, prepare
+from dsv4_matrix.modes.padding import SEQ_LEN_FILL
 from dsv4_matrix.modes.replay import IDLE, Replayer, replay_order
-from dsv4_matrix.modes.static_step import SEQ_LEN_FILL, StaticStep
+from dsv4_matrix.modes.static_step import StaticStep
 from dsv4_matrix.modes.step import StepInputs, entries_stored, store_and_attend
 from dsv4_matrix.modes.trace import LegEnded, Notebook
 from dsv4_matrix.modes.watch import CacheWatch, InputWatch

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from dsv4_matrix.cases.build import laid_out_query
 from dsv4_matrix.cases.poison import garbage_selection
 from dsv4_matrix.cases.scenario import Placement, Step
+from dsv4_matrix.modes.padding import REQUEST_FIELDS, ROW_FIELDS, SEQ_LEN_FILL, PadSpec, pad
 from dsv4_matrix.modes.step import StepInputs
 from dsv4_matrix.protocol import ForwardBatch, ForwardMode
-
-#: ``seq_lens`` of a pad request, as serving engines fill it.
-SEQ_LEN_FILL = 1
 
 
 class StaticStep:
@@ -62,47 +62,43 @@ class StaticStep:
 
     def fill_pads(self) -> None:
         """Pad rows only, as for a capture: the mode is the graph's own."""
+        nobody = torch.empty(0, dtype=torch.int64, device=self.inputs.q.device)
+        batch = replace(
+            self.inputs.batch,
+            req_pool_indices=nobody,
+            seq_lens=nobody,
+            out_cache_loc=nobody,
+            positions=nobody,
+            extend_seq_lens=None if self.inputs.batch.extend_seq_lens is None else nobody,
+            seq_lens_cpu=[] if self._on_host else None,
+            extend_seq_lens_cpu=[] if self._on_host and self.inputs.batch.extend_seq_lens is not None else None,
+        )
+        self._take(batch, 0)
+        self.inputs.batch.actual_forward_mode = None
+
+    def fill(self, step: Step, placement: Placement) -> None:
+        """The step's rows first, pad rows behind; a step without rows is idle. ValueError where they do not fit."""
+        rows = step.q.shape[0]
+        if not rows:
+            self.fill_idle()
+            return
+        self._take(placement.batch, placement.batch.batch_size)
+        self.inputs.batch.actual_forward_mode = None
+        given = ((self.inputs.q, step.q), (self.inputs.k, step.k), (self.inputs.compressed, step.compressed))
+        for buffer, values in (*given, (self.inputs.selection, step.selection)):
+            if buffer is not None and values is not None:
+                buffer[:rows] = values
+
+    def _take(self, source: ForwardBatch, requests: int) -> None:
+        """``source`` padded into the static batch, and every row of the other inputs a pad row's."""
         batch = self.inputs.batch
-        batch.seq_lens.fill_(SEQ_LEN_FILL)
-        for integers in (batch.req_pool_indices, batch.out_cache_loc, batch.positions):
-            integers.zero_()
+        padded = pad(source, PadSpec(requests, self._bucket, self._rows))
+        for name in (*REQUEST_FIELDS, *ROW_FIELDS):
+            if (buffer := getattr(batch, name)) is not None:
+                buffer.copy_(getattr(padded, name))
+        batch.seq_lens_cpu, batch.extend_seq_lens_cpu = padded.seq_lens_cpu, padded.extend_seq_lens_cpu
         for floats in (self.inputs.q, self.inputs.k, self.inputs.compressed):
             if floats is not None:
                 floats.fill_(float("nan"))
         if self.inputs.selection is not None:
             self.inputs.selection.copy_(self._garbage)
-        self._describe([], [])
-        batch.actual_forward_mode = None
-
-    def fill(self, step: Step, placement: Placement) -> None:
-        """The step's rows first, pad rows behind; a step without rows is idle. ValueError where they do not fit."""
-        self.fill_idle()
-        source, batch, rows = placement.batch, self.inputs.batch, step.q.shape[0]
-        if source.batch_size > self._bucket or rows > self._bucket * self._rows:
-            raise ValueError(
-                f"{source.batch_size} requests with {rows} rows do not fit a graph of {self._bucket} requests of "
-                f"{self._rows} rows each; declare a larger bucket"
-            )
-        if not rows:
-            return
-        batch.actual_forward_mode = None
-        batch.seq_lens[: source.batch_size] = source.seq_lens
-        batch.req_pool_indices[: source.batch_size] = source.req_pool_indices
-        batch.out_cache_loc[:rows] = source.out_cache_loc
-        batch.positions[:rows] = source.positions
-        self.inputs.q[:rows] = step.q
-        self.inputs.k[:rows] = step.k
-        if self.inputs.compressed is not None and step.compressed is not None:
-            self.inputs.compressed[:rows] = step.compressed
-        if self.inputs.selection is not None and step.selection is not None:
-            self.inputs.selection[:rows] = step.selection
-        self._describe(list(source.seq_lens_cpu or []), list(source.extend_seq_lens_cpu or []))
-
-    def _describe(self, lengths: list[int], extends: list[int]) -> None:
-        """Host copies of the lengths, pad rows included, unless lengths are GPU-only."""
-        if not self._on_host:
-            return
-        batch = self.inputs.batch
-        batch.seq_lens_cpu = lengths + [SEQ_LEN_FILL] * (self._bucket - len(lengths))
-        if batch.extend_seq_lens is not None:
-            batch.extend_seq_lens_cpu = extends + [self._rows] * (self._bucket - len(extends))
