@@ -13,7 +13,7 @@ import gc
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,16 +47,17 @@ class Guard:
             self._note = os.open(note_path(Path(notes), self._worker), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             faulthandler.enable(self._note)  # the stack of a crash; later than pytest's own, which goes to stderr
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
-        if not self._spoiled:
-            return
-        if self._worker is not None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        if self._spoiled and self._worker is not None:
             os._exit(SPOILED)  # an ordinary exit would wait for the broken device
-        item.session.shouldstop = (
-            f"{self._spoiled}; cases after it would fail for its reason: run with -n 1 or -n auto, where the process "
-            f"is replaced"
-        )
+        done = yield
+        if self._spoiled and self._worker is None:
+            item.session.shouldfail = (
+                f"{self._spoiled}; cases after it would fail for its reason: run with -n 1 or -n auto, where the "
+                f"process is replaced"
+            )
+        return done
 
     @contextmanager
     def watch(self, case: Case, machine: Machine) -> Iterator[None]:

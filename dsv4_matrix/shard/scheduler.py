@@ -149,7 +149,10 @@ class PinnedScheduling:
             return
         runnable = [] if place.given_up else place.pending
         if more := runnable[place.sent : IN_HAND]:
-            node.send_runtest_some(more)
+            try:
+                node.send_runtest_some(more)
+            except OSError:
+                return  # it has just died; the event that says so is on its way
             place.sent += len(more)
         if place.sent >= len(runnable):
             node.shutdown()

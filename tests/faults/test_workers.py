@@ -1,0 +1,115 @@
+"""Workers and shards: the same report however the work is split, each worker on its own entry of the caller's GPUs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dsv4_matrix.report import canonical
+from dsv4_matrix.report.merge import merge
+
+
+def test_one_report_for_any_number_of_workers(rig: Any) -> None:
+    reports = []
+    for arguments in ([], ["-n1"], ["-n2"], ["-n4"]):
+        assert rig.run(*arguments).ret == 0
+        reports.append(rig.path().read_bytes())
+    assert len(set(reports)) == 1
+
+
+def test_three_shards_merge_into_the_bytes_of_one_run(rig: Any, all_cases: tuple[str, ...]) -> None:
+    faults = {"r0-eager-b": "fail", "r0-de-cg-a": "exit"}
+    rig.run("-n2", faults=faults, report="whole.jsonl")
+    started = []
+    for index in (1, 2, 3):
+        rig.run("-n2", "--matrix-shard", f"{index}/3", faults=faults, report=f"{index}.jsonl")
+        started += [case_id for case_id, _, _ in rig.ran]
+    assert sorted(started) == sorted(all_cases)
+    shards = [(f"{k}", canonical.read(rig.path(f"{k}.jsonl"))) for k in (2, 3, 1)]
+    assert canonical.dumps(merge(shards)) == rig.path("whole.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("shard", "message"),
+    [("4/3", "there is no shard 4 of 3"), ("x", "not a shard"), ("1/9", "9 shards for 5 cells"), ("0/2", "no shard 0")],
+)
+def test_a_bad_shard_is_bad_input(rig: Any, shard: str, message: str) -> None:
+    result = rig.run("--matrix-shard", shard)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert message in result.stderr.str()
+    assert rig.ran == []
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "soon", "inf", "nan"])
+def test_a_bad_timeout_is_bad_input(rig: Any, timeout: str) -> None:
+    result = rig.run("--matrix-timeout", timeout)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"'{timeout}' is not a number of seconds above 0" in result.stderr.str()
+
+
+@pytest.mark.parametrize(
+    ("visible", "workers", "used"),
+    [
+        ("1", "auto", {"1"}),
+        ("2,3", "auto", {"2", "3"}),
+        ("7,GPU-aa-bb", "2", {"7", "GPU-aa-bb"}),
+        ("MIG-aa,MIG-bb", "auto", {"MIG-aa", "MIG-bb"}),
+        ("4,6", "1", {"4"}),
+        ("4,6", "3", {"4", "6"}),
+    ],
+)
+def test_each_worker_sees_its_entry_of_the_callers_list(
+    rig: Any, monkeypatch: pytest.MonkeyPatch, visible: str, workers: str, used: set[str]
+) -> None:
+    monkeypatch.setenv("KIND", "gpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("GPUS", str(len(visible.split(","))))
+    with (rig.pytester.path / "stub.py").open("a") as stub:
+        stub.write("\nmachine.worker_count = lambda: len(machine.gpus())\n")
+    assert rig.run("-n", workers).ret == 0
+    assert {gpu for _, _, gpu in rig.ran} == used
+    of_worker = {(worker, gpu) for _, worker, gpu in rig.ran}
+    assert len({worker for worker, _ in of_worker}) == len(of_worker), "a worker stays on its GPU"
+
+
+def test_pinned_before_torch_is_imported(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment is there when the worker's very first plugin is imported."""
+    monkeypatch.setenv("KIND", "gpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+    rig.pytester.makepyfile(
+        early="""
+        import json, os, sys
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            with open("early.txt", "a") as log:
+                log.write(json.dumps([os.environ["CUDA_VISIBLE_DEVICES"], "torch" in sys.modules]) + "\\n")
+        """
+    )
+    monkeypatch.syspath_prepend(rig.pytester.path)
+    assert rig.run("-n2", "-p", "early").ret == 0
+    seen = [json.loads(line) for line in (rig.pytester.path / "early.txt").read_text().splitlines()]
+    assert sorted(seen) == [["5", False], ["6", False]]
+
+
+def test_a_list_that_names_a_gpu_twice_is_refused(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KIND", "gpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,1")
+    with (rig.pytester.path / "stub.py").open("a") as stub:
+        stub.write(
+            "\nfrom dsv4_matrix.shard.gpus import visible_gpus\nmachine.gpus = lambda: visible_gpus(os.environ)\n"
+        )
+    result = rig.run("-n2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "names 1 twice" in result.stdout.str() + result.stderr.str()
+
+
+def test_gpus_of_several_models_are_refused(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KIND", "gpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with (rig.pytester.path / "stub.py").open("a") as stub:
+        stub.write("\nmachine.models = lambda count: ('GPU A', 'GPU B')[:count]\n")
+    result = rig.run("-n2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "several models (GPU A, GPU B)" in result.stdout.str() + result.stderr.str()
+    assert rig.run("-n1").ret == 0
