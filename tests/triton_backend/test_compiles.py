@@ -22,4 +22,4 @@ def test_kernels_compile_without_spills(target, tmp_path):
     assert len(found) == 7
     for kernel in found:
         assert kernel["stack"] == 0, kernel
-        assert kernel["shared"] <= 4096, kernel
+        assert kernel["shared"] <= 48 * 1024, kernel  # what every GPU gives without opting in
