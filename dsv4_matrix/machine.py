@@ -36,8 +36,10 @@ def find_machine() -> Machine:
 
     Without a GPU this sets TRITON_INTERPRET=1, so call it before a backend is imported: Triton reads the variable when
     a kernel is defined. TRITON_INTERPRET=1 set by the user asks for the interpreter, also where there is a GPU. On the
-    CPU torch is set to one thread, for this process.
+    CPU torch is set to one thread, for this process, and numpy's BLAS too unless the user or an earlier import of
+    numpy decided otherwise: workers that each start a thread a core slow the interpreter down fivefold.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is loaded, which importing torch does
     import torch
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"

@@ -36,7 +36,8 @@ class Tables:
         locations: full location of each position of each live request, int64 ``[capacity]``.
         resident: bool ``[capacity]``, positions that have an SWA slot; the others were freed behind the window.
         req_to_token: int32 ``[max_requests, max_context_len]``.
-        mapping: int64 ``[num_pages * 256 + 1]``, full location to SWA slot.
+        mapping: int64 ``[num_pages * 256 + 1]``, full location to SWA slot; also of requests preempted since an
+            earlier group.
     """
 
     rows: dict[int, int]
@@ -93,6 +94,9 @@ def lay_out(mode: str, variant: Variant, plans: tuple[StepPlan, ...], ratio: int
     context = -(-(longest + 1) // PAGE_SIZE) * PAGE_SIZE
     table_rows = 1 + max(len(group) for group in groups) + _SPARE_ROWS
     tables = []
+    # A request that is not in a group's batches was preempted, not finished: its slots stay mapped, so that what an
+    # earlier batch left behind (a stale location, a stale pad row) still has a live key to hit.
+    preempted: dict[int, tuple[IntArray, IntArray]] = {}
     for number, group in enumerate(groups):
         row_ids = 1 + stream(seed, "rows", number).permutation(table_rows - 1)
         rows = {request: int(row) for request, row in zip(group, row_ids, strict=False)}
@@ -100,7 +104,7 @@ def lay_out(mode: str, variant: Variant, plans: tuple[StepPlan, ...], ratio: int
         resident: dict[int, BoolArray] = {}
         table = np.tile(trap_page * PAGE_SIZE + np.arange(context, dtype=np.int32) % PAGE_SIZE, (table_rows, 1))
         table[0] = 0
-        mapped: list[tuple[IntArray, IntArray]] = []
+        mapped = [held for request, held in preempted.items() if request not in group]
         for request, live in group.items():
             position = np.arange(live.capacity)
             own = live_pages[pages[number][request]]
@@ -109,7 +113,8 @@ def lay_out(mode: str, variant: Variant, plans: tuple[StepPlan, ...], ratio: int
             locations[request] = location
             held = slots[number][request]
             resident[request] = held >= 0
-            mapped.append((location[held >= 0], slot_ids[held[held >= 0]]))
+            preempted[request] = (location[held >= 0], slot_ids[held[held >= 0]])
+            mapped.append(preempted[request])
         mapped.append((trap_page * PAGE_SIZE + np.arange(PAGE_SIZE), slot_ids[slot_count - PAGE_SIZE : slot_count]))
         mapping = _mapping(mapped, num_pages * PAGE_SIZE, device)
         tables.append(Tables(rows, locations, resident, torch.from_numpy(table).to(device), mapping))

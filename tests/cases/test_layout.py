@@ -101,12 +101,15 @@ def test_window_history_leaves_older_tokens_freed(make):
     assert torch.equal(scenario.placements[0].entry_loc, location[127:400:128])
 
 
-def test_replays_have_tables_of_their_own_with_dead_requests_unmapped(make):
+def test_replays_have_tables_of_their_own_and_preempted_requests_keep_their_slots(make):
     scenario = make(0, "cg-decode", "decode", (60,), replays=((70, 80), ()))
     first, second, idle = scenario.placements
     old = torch.cat(live_locations(scenario, 0))
-    assert not second.mapping[old].any()
-    assert not first.mapping[torch.cat(live_locations(scenario, 1))].any()
+    assert torch.equal(second.mapping[old], first.mapping[old])
+    assert torch.equal(idle.mapping[old], first.mapping[old])
+    new = torch.cat(live_locations(scenario, 1))
+    assert not first.mapping[new].any()
+    assert not set(second.mapping[new].tolist()) & set(second.mapping[old].tolist())
     assert idle.batch.batch_size == 0
 
 
