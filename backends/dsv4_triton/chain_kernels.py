@@ -3,7 +3,7 @@
 
 Tiling: one program a request. Acceptance is one vector over the slots: every step can be judged at once and the first
 failure ends the chain. The sums are scalar and in index order on purpose: an fp32 total depends on the order, and index
-order is the one order that a CPU, a GPU and a reader share. Loads of eight columns are in flight at a time, which
+order is the one order that a CPU, a GPU and a reader share. Loads of sixteen columns are in flight at a time, which
 hides most of the cost; a step costs O(vocabulary) additions, independent of the batch.
 """
 

@@ -25,7 +25,7 @@ from dsv4_triton.coins import CoinBuffers
 from dsv4_triton.numerics import INTERPRETED
 from dsv4_triton.target import target_of
 
-_UNROLL = 8
+_UNROLL = 16
 _SMALLEST_THRESHOLD_ACC = 1e-9
 
 
