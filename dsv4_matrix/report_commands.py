@@ -15,7 +15,7 @@ from dsv4_matrix.report.html import Told, page
 from dsv4_matrix.report.junit import junit_xml
 from dsv4_matrix.report.ledger import fell_short
 from dsv4_matrix.report.merge import MergeError, gaps, merge
-from dsv4_matrix.report.result import Report
+from dsv4_matrix.report.result import Outcome, Report
 from dsv4_matrix.report.summary import summary_markdown
 from dsv4_matrix.report.telemetry import Telemetry, telemetry_path
 from dsv4_matrix.selection import SelectionError, select
@@ -66,6 +66,14 @@ def _told(command: Command) -> Command:
     return guarded
 
 
+def _reports(args: argparse.Namespace) -> list[Path]:
+    """The reports named, without the telemetry beside them: a shell's ``*.jsonl`` finds both."""
+    paths = [path for path in args.reports if not path.name.endswith(telemetry.SUFFIX)]
+    if not paths:
+        raise canonical.ReportError("only telemetry is named; name the reports beside it")
+    return paths
+
+
 def _matrix(args: argparse.Namespace) -> Matrix:
     return load_matrix(args.matrix if args.matrix is not None else find_matrix())
 
@@ -97,32 +105,42 @@ def _plan_json(shards: Sequence[Sequence[Unit]], workers: int) -> list[dict[str,
 
 
 def _plan_lines(shards: Sequence[Sequence[Unit]], workers: int) -> list[str]:
-    lines = []
+    lines: list[str] = []
+    width = max(len(unit.id) for units in shards for unit in units)
     for index, units in enumerate(shards, start=1):
         cost, cases = sum(unit.cost for unit in units), sum(len(unit.cases) for unit in units)
-        lines.append(f"shard {index}/{len(shards)}: {len(units)} cells, {cases} cases, cost {cost}")
+        head = f"shard {index}/{len(shards)}: {_count(len(units), 'cell')}, {_count(cases, 'case')}, cost {cost}"
+        lines.append(head)
         for number, place in enumerate(divide(units, workers), start=1):
             if workers > 1:
                 lines.append(f"  worker {number}: cost {sum(unit.cost for unit in place)}")
-            lines += [f"    {unit.id:<22} {len(unit.cases):>3} cases  cost {unit.cost}" for unit in place]
+            lines += [
+                f"    {unit.id:<{width}}  {_count(len(unit.cases), 'case'):<9} cost {unit.cost}" for unit in place
+            ]
     return lines
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 def _merge(args: argparse.Namespace) -> int:
-    matrix = _matrix(args)
-    reports = [(str(path), canonical.read(path)) for path in args.reports]
-    merged = merge(reports)
+    matrix, paths = _matrix(args), _reports(args)
+    merged = merge([(str(path), canonical.read(path)) for path in paths])
     lacking = gaps(merged, matrix)
     if args.out is not None:
         canonical.write(merged, args.out)
-        telemetry.write(_telemetry(args.reports).values(), telemetry_path(args.out))
+        telemetry.write(_telemetry(paths).values(), telemetry_path(args.out))
     for sentence in lacking.sentences():
         print(f"dsv4-matrix merge: {sentence}", file=sys.stderr)
     short = fell_short(merged.results)
     for result in short:
         print(f"{result.outcome} {result.id}: {result.reason.strip().partition(chr(10))[0]}")
     whole = not lacking.sentences()
-    print(f"{len(args.reports)} reports, {'complete' if whole else 'incomplete'}, {len(short)} cases fell short")
+    passed = sum(result.outcome is Outcome.PASSED for result in merged.results)
+    print(
+        f"{_count(len(paths), 'report')}, {'complete' if whole else 'incomplete'}: {passed} passed, {len(short)} short"
+    )
     if args.record is not None:
         if not whole:
             print("dsv4-matrix merge: evidence not recorded: the reports are not of the whole matrix", file=sys.stderr)
@@ -150,7 +168,7 @@ def _summary(args: argparse.Namespace) -> int:
 def _html(args: argparse.Namespace) -> int:
     matrix = _matrix(args)
     told = []
-    for path in args.reports:
+    for path in _reports(args):
         report = canonical.read(path)
         told.append(Told(report, gaps(report, matrix), _messages([path])))
     try:
