@@ -22,6 +22,7 @@ lint: $(VENV)/installed-test
 	$(BIN)/lint-imports
 	$(BIN)/dsv4-matrix check
 	$(BIN)/dsv4-matrix table --check
+	$(BIN)/zizmor --offline --quiet .github/workflows
 
 format: $(VENV)/installed-test
 	$(BIN)/ruff check --fix .

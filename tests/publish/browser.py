@@ -188,5 +188,5 @@ if __name__ == "__main__":
     if found is None:
         raise SystemExit(f"no browser: install one of {', '.join(NAMES)}, or set CHROMIUM")
     with Browser(found) as tab:
-        tab.open(Path(page).resolve(), width=1000, height=900)
+        tab.open(Path(page).resolve(), width=880, height=780)
         Path(picture).write_bytes(tab.screenshot())
