@@ -71,7 +71,7 @@ class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls):
 
     def set_key_buffer(self, loc: Tensor, k: Tensor) -> None:
         """Store ``k`` bf16 ``[N, 512]`` at full locations ``loc`` ``[N]``; locations <= 0 are skipped."""
-        refusals.check_integers("loc", loc, "set_key_buffer")
+        refusals.check_locations(loc, "set_key_buffer")
         refusals.check_rows(k, loc.shape[0], "set_key_buffer")
         self._check_device("k", k, "set_key_buffer")
         self._check_device("loc", loc, "set_key_buffer")
@@ -80,7 +80,7 @@ class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls):
     def set_extra_key_buffer(self, compress_ratio: int, loc: Tensor, entries: Tensor) -> None:
         """Store ``entries`` bf16 ``[N, 512]``, each at the full location of its last token; <= 0 is skipped."""
         refusals.check_compressed_ratio(compress_ratio, "set_extra_key_buffer")
-        refusals.check_integers("loc", loc, "set_extra_key_buffer")
+        refusals.check_locations(loc, "set_extra_key_buffer")
         refusals.check_rows(entries, loc.shape[0], "set_extra_key_buffer")
         self._check_device("entries", entries, "set_extra_key_buffer")
         self._check_device("loc", loc, "set_extra_key_buffer")
@@ -159,14 +159,21 @@ class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls):
             self.forward_metadata, self._in_graph = self._captured.raw, False
 
     def core_metadata(self, where: str) -> DSV4AttnMetadata:
-        """Current core metadata; RuntimeError before any was initialised, or where a capture skipped the upgrade."""
+        """Current core metadata.
+
+        RuntimeError before any was initialised, or where a capture skipped the upgrade; NotImplementedError for the
+        metadata of another backend.
+        """
         metadata = self.forward_metadata
         if not isinstance(metadata, DSV4Metadata):
             raise RuntimeError(
                 f"{refusals.ACTOR}.{where}: the current metadata is {type(metadata).__name__}; expected DSV4Metadata. "
                 "Call init_forward_metadata, or in a graph init_forward_metadata_in_graph, first"
             )
-        return metadata.core_attn_metadata
+        core = metadata.core_attn_metadata
+        if not isinstance(core, DSV4AttnMetadata):
+            refusals.refuse_ragged_attention(core, where)
+        return core
 
     # the step
 

@@ -1,8 +1,9 @@
 """What the backend does not support, each as one sentence: who refuses, what was found, what is supported.
 
 Every check raises (never ``assert``, so that ``python -O`` keeps it) and runs before anything is written to a pool.
-Exception types are those that callers of this model's backends know: AssertionError for fixed geometry and missing
-inputs, ValueError for ratios and shapes of choice, TypeError for dtypes, NotImplementedError for forward modes.
+Exception types are those that callers of this model's backends know: AssertionError for fixed geometry, missing inputs
+and what may be packed, stored or indexed, ValueError for ratios, NotImplementedError for forward modes. Where they
+know none (queries, sinks, batches), ValueError for shapes and devices and TypeError for dtypes.
 """
 
 from __future__ import annotations
@@ -129,6 +130,11 @@ def refuse_compressed_draft(ratio: int, where: str) -> NoReturn:
     refuse(ValueError, f"compress_ratio {ratio} under draft_extend: {SWA_ONLY}", "ratio 0", where)
 
 
+def refuse_ragged_attention(core: object, where: str) -> NoReturn:
+    """Metadata of another kind describes rows that no kernel here reads."""
+    refuse(NotImplementedError, f"ragged attention over {type(core).__name__}", "DSV4AttnMetadata", where)
+
+
 def check_device(name: str, tensor: Tensor, device: torch.device, where: str) -> None:
     """ValueError for a tensor on another device than the runner's tables."""
     if tensor.device != device:
@@ -157,27 +163,31 @@ def check_sink(sink: Tensor | None, num_heads: int) -> Tensor:
 
 
 def check_rows(rows: Tensor, slots: int, where: str) -> None:
-    """Refuse rows to store that are not bf16 ``[slots, 512]``."""
-    want = f"bf16 [{slots}, {HEAD_DIM}] with a contiguous last dimension"
-    if rows.dtype != torch.bfloat16:
-        refuse(TypeError, f"the rows to store are {_describe(rows)}", want, where)
-    if rows.dim() != 2 or rows.shape != (slots, HEAD_DIM) or (rows.numel() and rows.stride(1) != 1):
-        refuse(ValueError, f"the rows to store are {_describe(rows)}", want, where)
+    """AssertionError for rows to store that are not bf16 ``[slots, 512]``."""
+    strided = rows.dim() != 2 or (rows.numel() and rows.stride(1) != 1)
+    if rows.dtype != torch.bfloat16 or rows.shape != (slots, HEAD_DIM) or strided:
+        want = f"bf16 [{slots}, {HEAD_DIM}] with a contiguous last dimension"
+        refuse(AssertionError, f"the rows to store are {_describe(rows)}", want, where)
 
 
-def check_integers(name: str, values: Tensor, where: str) -> None:
+def check_locations(loc: Tensor, where: str) -> None:
+    """AssertionError for locations to store at that are not one-dimensional int64 or int32."""
+    check_integers("loc", loc, where, AssertionError)
+
+
+def check_integers(name: str, values: Tensor, where: str, error: type[Exception] = TypeError) -> None:
     """Refuse lengths, indices or locations that are not one-dimensional int64 or int32."""
     if values.dim() != 1 or values.dtype not in (torch.int64, torch.int32):
-        refuse(TypeError, f"{name} is {_describe(values)}", "int64 or int32 [N]", where)
+        refuse(error, f"{name} is {_describe(values)}", "int64 or int32 [N]", where)
 
 
 def check_selection(raw: Tensor, index_topk: int) -> None:
-    """Refuse a C4 selection that is not int32 ``[T, index_topk]``."""
+    """AssertionError for a C4 selection that is not ``index_topk`` wide, TypeError for one that is not int32."""
     want = f"int32 [T, {index_topk}] with a contiguous last dimension"
     if raw.dtype != torch.int32:
         refuse(TypeError, f"the selection is {_describe(raw)}", want, "write_c4_selection")
     if raw.dim() != 2 or raw.shape[1] != index_topk or (raw.numel() and raw.stride(1) != 1):
-        refuse(ValueError, f"the selection is {_describe(raw)}", want, "write_c4_selection")
+        refuse(AssertionError, f"the selection is {_describe(raw)}", want, "write_c4_selection")
 
 
 def _describe(value: object) -> str:

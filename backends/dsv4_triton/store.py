@@ -104,12 +104,12 @@ def _unpack(pool, page_entries, capacity, stride, slots, out, out_stride, n, ROW
 
 def _check_rows(who: str, name: str, rows: torch.Tensor, indices: torch.Tensor, device: torch.device) -> None:
     if rows.dtype != torch.bfloat16 or rows.ndim != 2 or rows.shape[1] != HEAD_DIM or rows.stride(1) != 1:
-        raise ValueError(
+        raise AssertionError(
             f"{who}: {name} must be bf16 [N, {HEAD_DIM}] with a contiguous last dimension, got "
             f"{rows.dtype} {tuple(rows.shape)} with strides {rows.stride()}"
         )
     if indices.dtype not in (torch.int32, torch.int64) or indices.ndim != 1 or indices.shape[0] != rows.shape[0]:
-        raise ValueError(
+        raise AssertionError(
             f"{who}: slots must be int32 or int64 [{rows.shape[0]}], one a row of {name}, got "
             f"{indices.dtype} {tuple(indices.shape)}"
         )
@@ -139,7 +139,8 @@ def pack_and_store(
         ratio: divide full locations by this (compressed pools: 4 or 128). Not together with ``mapping``.
 
     Raises:
-        ValueError: for another dtype, rank, width, length or device, before anything is written.
+        AssertionError: for another dtype, rank, width or length, before anything is written.
+        ValueError: for another device, mapping or ratio.
     """
     _check_rows("pack_and_store", "k", k, slots, pool.buffer.device)
     if mapping is not None and (
@@ -173,7 +174,8 @@ def unpack(pool: PackedPool, slots: torch.Tensor, out: torch.Tensor) -> None:
         out: bf16 ``[N, 512]``, written; any row stride, so a slice of a workspace will do.
 
     Raises:
-        ValueError: for another dtype, rank, width, length or device, before anything is written.
+        AssertionError: for another dtype, rank, width or length, before anything is written.
+        ValueError: for another device.
     """
     _check_rows("unpack", "out", out, slots, pool.buffer.device)
     n = out.shape[0]

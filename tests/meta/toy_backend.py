@@ -178,7 +178,7 @@ class ToyBackend:
 
     def _store(self, name: str, slots: Tensor, k: Tensor) -> None:
         if k.dtype != torch.bfloat16:
-            self._refuse(TypeError, f"rows to store are {k.dtype}, must be bf16")
+            self._refuse(AssertionError, f"rows to store are {k.dtype}, must be bf16")
         pool = self.pools[name].view(-1, ENTRY)
         packed = self._pack(k)[:, :STORED]
         valid = slots > 0
@@ -334,7 +334,7 @@ class ToyBackend:
 
     def write_c4_selection(self, raw: Tensor) -> None:
         if raw.shape[1] != self.runner.index_topk:
-            self._refuse(ValueError, f"selection is {raw.shape[1]} wide, must be int32 [T, {self.runner.index_topk}]")
+            self._refuse(AssertionError, f"selection is {raw.shape[1]} wide, must be int32 [T, {self.runner.index_topk}]")
             return
         meta, table = self._ready(), self._table()
         raw, complete = raw.long(), self._complete(meta.lens, 4)[:, None]

@@ -256,10 +256,11 @@ def test_rows_to_store(refusing):
     k, backend = refusing.k, refusing.backend
     batch, _ = refusing.world.batch("decode", [255, 127])
     for error, match, bad in (
-        (TypeError, r"the rows to store are float32 \[2, 512\]; supported: bf16", k.float()),
-        (ValueError, r"bfloat16 \[2, 448\]", k[:, :448]),
-        (ValueError, r"bfloat16 \[1, 512\]", k[:1]),
-        (ValueError, r"bfloat16 \[2, 1, 512\]", k[:, None]),
+        (AssertionError, r"the rows to store are float32 \[2, 512\]; supported: bf16", k.float()),
+        (AssertionError, r"bfloat16 \[2, 448\]", k[:, :448]),
+        (AssertionError, r"bfloat16 \[1, 512\]", k[:1]),
+        (AssertionError, r"bfloat16 \[2, 1, 512\]", k[:, None]),
+        (AssertionError, r"contiguous last dimension", k.t().contiguous().t()),
     ):
         for call in (
             lambda bad=bad: backend.store_kv(batch, bad),
@@ -268,15 +269,20 @@ def test_rows_to_store(refusing):
             lambda bad=bad: backend.set_extra_key_buffer(128, batch.out_cache_loc, bad),
         ):
             refusing.refuses(error, match, call)
-    refusing.refuses(TypeError, "loc is float32", lambda: backend.set_key_buffer(batch.out_cache_loc.float(), k))
+    for loc, match in ((batch.out_cache_loc.float(), "loc is float32"), (batch.out_cache_loc[:, None], r"\[2, 1\]")):
+        for call in (
+            lambda loc=loc: backend.set_key_buffer(loc, k),
+            lambda loc=loc: backend.set_extra_key_buffer(4, loc, k),
+        ):
+            refusing.refuses(AssertionError, match, call)
 
 
 def test_selections(refusing):
     raw = torch.zeros(2, 512, dtype=torch.int32, device=refusing.q.device)
     for error, match, bad in (
         (TypeError, r"the selection is int64 \[2, 512\]; supported: int32", raw.long()),
-        (ValueError, r"the selection is int32 \[2, 511\]", raw[:, :511]),
-        (ValueError, r"the selection is int32 \[512\]", raw[0]),
+        (AssertionError, r"the selection is int32 \[2, 511\]", raw[:, :511]),
+        (AssertionError, r"the selection is int32 \[512\]", raw[0]),
     ):
         refusing.refuses(error, match, lambda bad=bad: refusing.backend.write_c4_selection(bad))
 
@@ -292,6 +298,17 @@ def test_a_step_before_its_metadata(make_world, backend_class, draw):
     ):
         with pytest.raises(RuntimeError, match=r"NoneType; expected DSV4Metadata. Call init_forward_metadata"):
             call()
+
+
+def test_metadata_of_another_backend(refusing):
+    backend = refusing.backend
+    batch, _ = refusing.world.batch("decode", [255, 127])
+    backend.init_forward_metadata(batch)
+    sound = backend.forward_metadata
+    backend.forward_metadata = replace(sound, core_attn_metadata=object())
+    refusing.refuses(
+        NotImplementedError, "ragged attention", lambda: backend.forward(refusing.q, batch, 0, refusing.sink)
+    )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a second device is needed")

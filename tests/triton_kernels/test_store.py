@@ -156,22 +156,22 @@ def test_nothing_to_do(device):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("error", "change", "words"),
     [
-        ({"k": torch.zeros(2, 512)}, "k must be bf16"),
-        ({"k": torch.zeros(2, 500).bfloat16()}, "k must be bf16"),
-        ({"k": torch.zeros(512, 2).bfloat16().t()}, "contiguous last dimension"),
-        ({"slots": torch.zeros(3, dtype=torch.int64)}, "slots must be int32 or int64"),
-        ({"slots": torch.zeros(2)}, "slots must be int32 or int64"),
-        ({"mapping": torch.zeros(2)}, "mapping must be"),
-        ({"mapping": torch.zeros(2, dtype=torch.int64), "ratio": 4}, "without a ratio"),
-        ({"ratio": 0}, "ratio must be at least 1"),
+        (AssertionError, {"k": torch.zeros(2, 512)}, "k must be bf16"),
+        (AssertionError, {"k": torch.zeros(2, 500).bfloat16()}, "k must be bf16"),
+        (AssertionError, {"k": torch.zeros(512, 2).bfloat16().t()}, "contiguous last dimension"),
+        (AssertionError, {"slots": torch.zeros(3, dtype=torch.int64)}, "slots must be int32 or int64"),
+        (AssertionError, {"slots": torch.zeros(2)}, "slots must be int32 or int64"),
+        (ValueError, {"mapping": torch.zeros(2)}, "mapping must be"),
+        (ValueError, {"mapping": torch.zeros(2, dtype=torch.int64), "ratio": 4}, "without a ratio"),
+        (ValueError, {"ratio": 0}, "ratio must be at least 1"),
     ],
 )
-def test_wrong_arguments_are_named_and_nothing_is_written(change, words, device):
+def test_wrong_arguments_are_named_and_nothing_is_written(error, change, words, device):
     pool = poisoned(1, 2, device)
     arguments = {"k": torch.zeros(2, 512).bfloat16(), "slots": torch.ones(2, dtype=torch.int64)} | change
     moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(error, match=words):
         pack_and_store(moved.pop("k"), moved.pop("slots"), pool, **moved)
     assert bool((pool.buffer == 0xFF).all())
