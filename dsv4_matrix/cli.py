@@ -90,7 +90,16 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--require-gpu", action="store_true", help="fail where there is no usable GPU")
     made.add_argument("-n", dest="workers", metavar="N", help="processes, 'auto' or a number; 0 is this one")
     made.add_argument("--shard", metavar="I/N", help="run the I-th of N parts, whole cells; see 'dsv4-matrix plan'")
+    made.add_argument("--seeds", metavar="N", help="draw each case from N seeds (default: 1)")
     made.add_argument("--timeout", metavar="SECONDS", help="end and replace a worker whose case takes longer")
+    made = add("bench", _bench, "time a FlashMLA-compatible kernel on this GPU against floors and a peer's table")
+    made.add_argument("--kernel", metavar="NAME|module:attr", help="function to time (default: the only one installed)")
+    made.add_argument("--shapes", metavar="EXPR", help="fnmatch patterns on shape names, comma means or: 'c4-h64-*'")
+    made.add_argument("--long", action="store_true", help="also contexts of 1M tokens and prompts of 8192 rows")
+    made.add_argument("--steps", action="store_true", help="also metadata, stores and a whole decode step")
+    made.add_argument("--backend", metavar="NAME|module:attr", help="backend for --steps (default: the one installed)")
+    made.add_argument("--json", metavar="PATH", help="write everything measured there")
+    made.add_argument("--plot", metavar="PATH", help="draw times against floors there; needs matplotlib")
     report_commands.add_commands(add)
     return parser
 
@@ -171,7 +180,22 @@ def _run(args: argparse.Namespace) -> int:
         record=args.record,
         shard=args.shard,
         timeout=args.timeout,
+        seeds=args.seeds,
         require_gpu=args.require_gpu,
+    )
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from dsv4_matrix.bench.command import run_bench
+
+    return run_bench(
+        kernel=args.kernel,
+        backend=args.backend,
+        shapes=args.shapes,
+        long=args.long,
+        steps=args.steps,
+        json_path=args.json,
+        plot_path=args.plot,
     )
 
 

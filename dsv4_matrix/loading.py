@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -18,6 +18,7 @@ from dsv4_matrix.protocol import AttentionBackend, BackendFactory, MultiStepDraf
 
 BACKENDS = "dsv4_matrix.backends"
 REFERENCES = "dsv4_matrix.references"
+KERNELS = "dsv4_matrix.kernels"
 
 
 class LoadError(Exception):
@@ -78,6 +79,18 @@ def load_reference(selection: str | None = None, search: Path | None = None) -> 
     name, found = _find(REFERENCES, "reference", "--matrix-reference", selection, search)
     _check(name, "the reference", found, Reference)
     return cast(Reference, found)
+
+
+def load_kernel(selection: str | None = None, search: Path | None = None) -> tuple[str, Callable[..., Any]]:
+    """The name and the FlashMLA-compatible function that ``selection`` names, for ``dsv4-matrix bench``.
+
+    Only that it can be called is checked: it is FlashMLA's interface, which this project does not declare. Raises
+    LoadError like ``load_backend``.
+    """
+    name, found = _find(KERNELS, "kernel", "--kernel", selection, search)
+    if not callable(found):
+        raise LoadError(f"kernel {name} is {_kind(found)}, which cannot be called")
+    return name, cast(Callable[..., Any], found)
 
 
 def installed(group: str) -> tuple[str, ...]:
