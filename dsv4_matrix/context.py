@@ -37,6 +37,7 @@ class Options:
     named: bool = True  # some option was given or stands in the ini file: this project is about the matrix
     shard: str | None = None
     timeout: str | None = None
+    seeds: str | None = None
 
 
 class Context:
@@ -116,6 +117,16 @@ class Context:
         if not 0 < seconds < 1e6:
             raise BadInputError(f"--matrix-timeout: {given!r} is not a number of seconds above 0")
         return seconds
+
+    @cached_property
+    def seeds(self) -> int:
+        """How often each case is drawn, each time from another seed."""
+        given = self.options.seeds
+        if given is None:
+            return 1
+        if not (given.isascii() and given.isdecimal() and 1 <= int(given) <= 10_000):
+            raise BadInputError(f"--matrix-seeds: {given!r} is not a number from 1 to 10000")
+        return int(given)
 
     @cached_property
     def setup(self) -> Setup:

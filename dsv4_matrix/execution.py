@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -48,6 +49,29 @@ def execute(case: Case, setup: Setup) -> Execution:
     except Exception as error:
         frames = "\n".join(_frames(error.__traceback__))
         return _fault(case, setup, Outcome.ERROR, f"{type(error).__name__}: {error}\n{frames}")
+
+
+def draws(case: Case, count: int) -> Iterator[Case]:
+    """``case`` itself, then the same case from ``count - 1`` other seeds; a probe draws nothing and runs once."""
+    yield case
+    if case.kind == "case":
+        for number in range(1, count):
+            yield replace(case, id=f"{case.id}#{number}")  # no declared id has this character
+
+
+def together(before: Execution, after: Execution) -> Execution:
+    """What two draws of a case say about it: the first that did not pass, else the larger margin and all replays."""
+    if before.result.outcome is not Outcome.PASSED:
+        return before
+    results = (before.result, after.result)
+    joined = replace(
+        after.result,
+        id=before.result.id,
+        margin=max((r.margin for r in results), key=lambda margin: float(margin or 0)),
+        captures=sum(r.captures for r in results),
+        replays=sum(r.replays for r in results),
+    )
+    return Execution(joined, after.message)
 
 
 def with_device_error(done: Execution, case: Case, setup: Setup, said: str) -> Execution:

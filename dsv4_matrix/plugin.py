@@ -36,6 +36,7 @@ _OPTIONS = (
     ("matrix-cells", "matrix_cells", "EXPR", "fnmatch patterns on case ids, comma means or: 'r4-cg-*,r0-eager-*'"),
     ("matrix-report", "matrix_report", "PATH", "write the canonical report there, and telemetry beside it"),
     ("matrix-shard", "matrix_shard", "I/N", "run the I-th of N parts, whole cells, planned by their declared cost"),
+    ("matrix-seeds", "matrix_seeds", "N", "draw each case from N seeds; its margin is the worst of them (default: 1)"),
     ("matrix-timeout", "matrix_timeout", "SECONDS", "end a worker whose case takes longer (default: 600)"),
 )
 
@@ -53,11 +54,14 @@ class MatrixCase:
         setup: matrix, machine, backend and reference of this run.
     """
 
-    def __init__(self, case: Case, setup: Setup, guard: Guard, properties: list[tuple[str, object]]) -> None:
+    def __init__(
+        self, case: Case, setup: Setup, guard: Guard, seeds: int, properties: list[tuple[str, object]]
+    ) -> None:
         self.id = case.id
         self.case = case
         self.setup = setup
         self._guard = guard
+        self._seeds = seeds
         self._properties = properties
 
     def __repr__(self) -> str:
@@ -70,11 +74,17 @@ class MatrixCase:
         from dsv4_matrix.report.result import Outcome
         from dsv4_matrix.report.transport import MESSAGE, to_properties
 
-        case, setup, guard = self.case, self.setup, self._guard
-        with guard.watch(case, setup.machine):
-            done = execution.execute(case, setup)
-            if said := guard.device_error(case, setup.machine, done.result.reason):
-                done = execution.with_device_error(done, case, setup, said)
+        setup, guard = self.setup, self._guard
+        done: Execution | None = None
+        for case in execution.draws(self.case, self._seeds):
+            with guard.watch(case, setup.machine):
+                drawn = execution.execute(case, setup)
+                if said := guard.device_error(case, setup.machine, drawn.result.reason):
+                    drawn = execution.with_device_error(drawn, case, setup, said)
+            done = drawn if done is None else execution.together(done, drawn)
+            if done.result.outcome is not Outcome.PASSED:
+                break
+        assert done is not None
         self._properties.extend(to_properties(done.result))
         if done.result.outcome is not Outcome.PASSED:
             self._properties.append((MESSAGE, done.message))
@@ -133,6 +143,7 @@ def _options(config: pytest.Config) -> Options:
         report=path("matrix_report"),
         shard=given("matrix_shard"),
         timeout=given("matrix_timeout"),
+        seeds=given("matrix_seeds"),
         require_gpu=require_gpu,
         search=here,
         explicit=explicit,
@@ -149,7 +160,7 @@ def _validate(context: Context) -> None:
             check_writable(context.options.report)
         except ReportError as error:
             raise BadInputError(f"--matrix-report: {error}") from None
-    _ = context.cases, context.setup
+    _ = context.cases, context.setup, context.seeds
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -167,8 +178,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def matrix_case(request: pytest.FixtureRequest) -> MatrixCase:
     """One case of matrix.yaml, for the backend under test. Run it with ``matrix_case.execute()``."""
-    stash = request.config.stash
-    return MatrixCase(request.param, stash[CONTEXT].setup, stash[GUARD], request.node.user_properties)
+    context, guard = request.config.stash[CONTEXT], request.config.stash[GUARD]
+    return MatrixCase(request.param, context.setup, guard, context.seeds, request.node.user_properties)
 
 
 @pytest.hookimpl(wrapper=True)

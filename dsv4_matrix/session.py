@@ -34,6 +34,7 @@ def run_matrix(
     record: str | os.PathLike[str] | None = None,
     shard: str | None = None,
     timeout: str | None = None,
+    seeds: str | None = None,
     require_gpu: bool = False,
     out: TextIO | None = None,
 ) -> int:
@@ -48,6 +49,7 @@ def run_matrix(
         report: file for the canonical report, telemetry beside it.
         record: folder for this device's evidence, ``<device>.jsonl``; only a complete run is recorded.
         shard: ``I/N`` runs the I-th of N parts of the cells.
+        seeds: draw each case from so many seeds; a report then holds the worst margins.
         timeout: seconds that a case may take before its worker is ended and replaced.
         require_gpu: refuse to run through the interpreter.
         out: where to print; by default stdout.
@@ -66,6 +68,7 @@ def run_matrix(
         report=None if report is None else here / report,
         shard=shard,
         timeout=timeout,
+        seeds=seeds,
         require_gpu=require_gpu,
         search=here,
         explicit=True,
@@ -144,6 +147,7 @@ def _arguments(options: Options, context: Context, workers: int) -> list[str]:
         ("--matrix-report", options.report),
         ("--matrix-shard", options.shard),
         ("--matrix-timeout", options.timeout),
+        ("--matrix-seeds", options.seeds),
     ):
         if value is not None:
             arguments += [name, str(value)]
@@ -176,7 +180,7 @@ def _workers(asked: str | None, context: Context) -> int:
     from dsv4_matrix.shard.gpus import GpuListError
     from dsv4_matrix.shard.plan import units_of
 
-    _ = context.setup, context.timeout
+    _ = context.setup, context.timeout, context.seeds
     if asked is not None and asked != "auto" and not asked.isdecimal():
         raise BadInputError(f"-n {asked}: give 'auto' or a number of processes")
     if asked is not None and asked != "auto":
@@ -197,6 +201,8 @@ def _evidence_path(context: Context, record: str | os.PathLike[str] | None) -> P
             "--record: evidence is of the whole matrix, and --shard runs a part of it; give --report, and bring the "
             "reports together with 'dsv4-matrix merge --record'"
         )
+    if context.options.seeds is not None:
+        raise BadInputError("--record: evidence is of the declared seeds, and --seeds draws others; leave one out")
     if context.options.cells is not None:
         raise BadInputError(
             "--record: evidence is of the whole matrix, and --cells selects a part of it; leave one of the two out"

@@ -304,7 +304,7 @@ def test_run_hands_its_options_over(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     assert cli("run").status == 1
     assert cli(
         *("run", "--matrix", "m", "--backend", "b:B", "--reference", "r", "--cells", "c", "-n", "2"),
-        *("--report", "p", "--record", "d", "--require-gpu", "--shard", "1/2", "--timeout", "9"),
+        *("--report", "p", "--record", "d", "--require-gpu", "--shard", "1/2", "--timeout", "9", "--seeds", "3"),
     ).status == 1  # fmt: skip
     given = {
         "matrix": "m",
@@ -316,6 +316,7 @@ def test_run_hands_its_options_over(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
         "record": "d",
         "shard": "1/2",
         "timeout": "9",
+        "seeds": "3",
     }
     assert calls == [dict.fromkeys(given) | {"require_gpu": False}, given | {"require_gpu": True}]
 
