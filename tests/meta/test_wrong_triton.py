@@ -20,28 +20,47 @@ CASES = {case.id: case for case in MATRIX.cases()}
 
 #: wrong backend, the case that must catch it, what its message must say
 CAUGHT = [
-    ("SinkDropped", "r0-eager-extend-zero-sink", "with: sink left out"),
-    ("Window127", "r0-eager-decode-above-window", "with: window 127"),
-    ("C4EntryEarly", "r4-eager-decode", "NaN"),
-    ("PageTableRowIgnored", "r4-eager-extend-ragged", ""),
-    ("PageTableRowIgnored", "r128-eager-extend-ragged", ""),
-    ("StaleGraphBuffer", "r0-cg-decode-within-window", "replay"),
-    ("StaleRowWhenShrinking", "r0-cg-decode-idle-between", "replay"),
-    ("OutCacheLocReusedWhileIdle", "r0-cg-decode-idle-between", "cache bytes"),
-    ("PadRowWritesLiveSlot", "r0-cg-decode-idle-between", "cache bytes"),
-    ("VerifyRowsShareFirstLength", "r0-verify-eager-chain-3", ""),
-    ("DraftPositionsNotAdvanced", "r0-eagle-draft-runner-chain-3-steps", ""),
-    ("DraftSlotsStepMajor", "r0-eagle-draft-runner-chain-3-steps", ""),
-    ("DraftExtendPrefixOnly", "r0-de-eager-ragged-accept-1-4", ""),
-    ("LengthsNotHonoured", "r0-eager-decode-within-window", "NaN"),
-    ("LseInBase2", "r0-eager-decode-within-window", "lse"),
-    ("EmptyExtraEntryCounted", "r128-eager-extend-before-first-entry", "NaN"),
+    # graphs and padding
+    ("wrong_triton:StaleGraphBuffer", "r0-cg-decode-within-window", "replay"),
+    ("wrong_triton:StaleRowWhenShrinking", "r0-cg-decode-idle-between", "replay"),
+    ("wrong_triton:StaleRowWhenShrinking", "r0-de-cg-padded-bucket", "replay"),
+    ("wrong_triton:OutCacheLocReusedWhileIdle", "r0-cg-decode-idle-between", "cache bytes"),
+    ("wrong_triton:OutCacheLocReusedWhileIdle", "r0-eagle-draft-runner-chain-2-steps", "cache bytes"),
+    ("wrong_triton:PadRowWritesLiveSlot", "r0-cg-decode-idle-between", "cache bytes"),
+    ("wrong_triton:PadRowWritesLiveSlot", "r0-eagle-draft-runner-chain-2-steps", "cache bytes"),
+    ("wrong_triton:LengthFrozenAtCapture", "r0-cg-decode-within-window", "replay"),
+    ("wrong_triton:SelectionOfTheWarmUp", "r4-cg-decode-within-window", "replay"),
+    ("wrong_triton:SlotMapCached", "r0-cg-decode-within-window", "replay"),
+    # verify, draft extend, drafting
+    ("wrong_speculation:VerifyRowsShareFirstLength", "r0-verify-eager-chain-3", "newest token dropped"),
+    ("wrong_speculation:RaggedVerifyAsUniform", "r0-verify-eager-ragged", "no live key"),
+    ("wrong_speculation:EmittedByLastRowOnly", "r4-verify-eager-chain-5-reused-slots", "no live key"),
+    ("wrong_speculation:RejectedTokenKept", "r0-verify-eager-chain-6-reused-slots", "step 1"),
+    ("wrong_speculation:RejectedEntryKept", "r4-verify-eager-chain-5-reused-slots", "step 1"),
+    ("wrong_speculation:DraftPositionsNotAdvanced", "r0-eagle-draft-runner-chain-3-steps", "newest token dropped"),
+    ("wrong_speculation:DraftSlotsStepMajor", "r0-eagle-draft-runner-chain-3-steps", "cache bytes"),
+    ("wrong_speculation:DraftStepsShareMetadata", "r0-eagle-draft-runner-chain-3-steps", "replay"),
+    ("wrong_speculation:DraftExtendPrefixOnly", "r0-de-eager-ragged-accept-1-4", "oldest token dropped"),
+    ("wrong_speculation:DraftExtendAsUniform", "r0-de-eager-ragged-accept-3-2", "next token seen"),
+    ("wrong_speculation:LengthsReadOnTheHost", "r0-de-eager-ragged-accept-1-4", "host sync"),
+    # what a row sees
+    ("wrong_triton:SinkDropped", "r0-eager-extend-zero-sink", "with: sink left out"),
+    ("wrong_triton:Window127", "r0-eager-decode-above-window", "with: window 127"),
+    ("wrong_triton:OwnTokenUnseen", "r0-eager-decode-within-window", "newest token dropped"),
+    ("wrong_triton:QueryStrideAssumed", "r0-de-eager-boundaries", "NaN"),
+    ("wrong_triton:C4EntryEarly", "r4-eager-decode", "NaN"),
+    ("wrong_triton:EntriesInWindowLeftOut", "r4-eager-decode", "lse 64 of 64"),
+    ("wrong_triton:PageTableRowIgnored", "r4-eager-extend-ragged", "NaN"),
+    ("wrong_triton:PageTableRowIgnored", "r128-eager-extend-ragged", "NaN"),
+    ("wrong_triton:LengthsNotHonoured", "r0-eager-decode-within-window", "NaN"),
+    ("wrong_triton:LseInBase2", "r0-eager-decode-within-window", "lse"),
+    ("wrong_triton:EmptyExtraEntryCounted", "r128-eager-extend-before-first-entry", "NaN"),
 ]
 
 
-@pytest.mark.parametrize(("wrong", "case_id", "said"), CAUGHT, ids=[f"{w}-{c}" for w, c, _ in CAUGHT])
+@pytest.mark.parametrize(("wrong", "case_id", "said"), CAUGHT, ids=[f"{w.split(':')[1]}-{c}" for w, c, _ in CAUGHT])
 def test_caught(wrong: str, case_id: str, said: str) -> None:
-    setup = Setup(MATRIX, find_machine(), load_backend(f"wrong_triton:{wrong}", HERE), load_reference())
+    setup = Setup(MATRIX, find_machine(), load_backend(wrong, HERE), load_reference())
     found = execute(CASES[case_id], setup)
     print(found.message)
     assert found.result.outcome is Outcome.FAILED
@@ -50,9 +69,10 @@ def test_caught(wrong: str, case_id: str, said: str) -> None:
 
 
 def test_the_command_names_the_cell_and_fails() -> None:
+    cases = "r0-eager-extend-zero-sink,r0-eager-decode-within-window"
+    options = ["--backend", "wrong_triton:SinkDropped", "--cells", cases, "-n", "1"]
     run = subprocess.run(
-        [sys.executable, "-m", "dsv4_matrix.cli", "run", "--backend", "wrong_triton:SinkDropped"]
-        + ["--cells", "r0-eager-extend-zero-sink,r0-eager-decode-within-window", "-n", "1"],
+        [sys.executable, "-m", "dsv4_matrix.cli", "run", *options],
         cwd=HERE,
         capture_output=True,
         text=True,

@@ -334,7 +334,8 @@ class ToyBackend:
 
     def write_c4_selection(self, raw: Tensor) -> None:
         if raw.shape[1] != self.runner.index_topk:
-            self._refuse(AssertionError, f"selection is {raw.shape[1]} wide, must be int32 [T, {self.runner.index_topk}]")
+            wanted = f"int32 [T, {self.runner.index_topk}]"
+            self._refuse(AssertionError, f"selection is {raw.shape[1]} wide, must be {wanted}")
             return
         meta, table = self._ready(), self._table()
         raw, complete = raw.long(), self._complete(meta.lens, 4)[:, None]

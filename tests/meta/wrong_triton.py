@@ -1,7 +1,7 @@
 """The Triton backend with one defect each: faults that users of DSV4 attention have met, in the real kernels.
 
 Each class is sound but for the lines shown, so that a red cell can only be about them. ``module:attr`` loads them:
-``dsv4-matrix run --backend wrong_triton:SinkDropped``.
+``dsv4-matrix run --backend wrong_triton:SinkDropped``. Those of verify and drafting: ``wrong_speculation``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from dsv4_triton import DSV4TritonBackend
-from dsv4_triton.multi_step import DSV4TritonMultiStepBackend
 from dsv4_triton.store import pack_and_store
 from torch import Tensor
 
@@ -143,58 +142,6 @@ class PadRowWritesLiveSlot(DSV4TritonBackend):
         pack_and_store(k, torch.where(slots <= 0, self.runner.swa_page_size, slots), self.cache.swa)
 
 
-class VerifyRowsShareFirstLength(FilledMetadata):
-    """All draft rows of a request see what its first row sees."""
-
-    def spoil(self, core: Any) -> None:
-        rows = self.runner.speculative_num_draft_tokens
-        if rows < 2 or core.rows % rows:
-            return
-        first = torch.arange(core.rows, device=core.page_table.device) // rows * rows
-        for name in ("seq_lens_casual", "swa_page_indices", "swa_topk_lengths"):
-            value = getattr(core, name)
-            value.copy_(value[first])
-
-
-class DraftPositionsNotAdvanced(DSV4TritonBackend):
-    """Every draft step decodes at the committed length."""
-
-    @classmethod
-    def multi_step(cls, runner: Any, *, num_steps: int, compress_ratio: int = 0) -> DSV4TritonMultiStepBackend:
-        return _NotAdvanced(cls, runner, num_steps=num_steps, compress_ratio=compress_ratio)
-
-
-class _NotAdvanced(DSV4TritonMultiStepBackend):
-    def step_batch(self, batch: Any, step: int) -> Any:
-        sound = super().step_batch(batch, step)
-        sound.seq_lens = sound.seq_lens - step
-        sound.positions = sound.positions - step
-        return sound
-
-
-class DraftSlotsStepMajor(DSV4TritonBackend):
-    """The flat write locations of a draft are read step-major, though they are request-major."""
-
-    @classmethod
-    def multi_step(cls, runner: Any, *, num_steps: int, compress_ratio: int = 0) -> DSV4TritonMultiStepBackend:
-        return _StepMajor(cls, runner, num_steps=num_steps, compress_ratio=compress_ratio)
-
-
-class _StepMajor(DSV4TritonMultiStepBackend):
-    def step_batch(self, batch: Any, step: int) -> Any:
-        sound = super().step_batch(batch, step)
-        sound.out_cache_loc = batch.out_cache_loc.view(self.num_steps, -1)[step].contiguous()
-        return sound
-
-
-class DraftExtendPrefixOnly(FilledMetadata):
-    """Draft-extend rows are placed behind the prefix as if their own tokens did not count."""
-
-    def spoil(self, core: Any) -> None:
-        if core.c4_out_loc is None and core.rows:
-            core.swa_topk_lengths.copy_((core.swa_topk_lengths - 1).clamp(min=0))
-
-
 class LengthsNotHonoured(DSV4TritonBackend):
     """The window's length is forced to its width, so that padding of the index list is read as slot 0."""
 
@@ -227,3 +174,51 @@ class SlotMapCached(DSV4TritonBackend):
         from dataclasses import replace
 
         super().__init__(replace(runner, full_to_swa_index_mapping=runner.full_to_swa_index_mapping.clone()), cache)
+
+
+class OwnTokenUnseen(DSV4TritonBackend):
+    """The window ends before the row itself."""
+
+    def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, *rest: Any):
+        return super().attend(q, k_cache, indices.roll(-1, -1), topk_length - 1, *rest)
+
+
+class QueryStrideAssumed(DSV4TritonBackend):
+    """Heads of a query are taken to lie 512 elements apart."""
+
+    def attend(self, q: Tensor, *rest: Any):
+        packed = q.as_strided(q.shape, torch.empty(q.shape, device="meta").stride(), q.storage_offset())
+        return super().attend(packed, *rest)
+
+
+class EntriesInWindowLeftOut(FilledMetadata):
+    """Compressed entries are attended only where the window does not reach."""
+
+    def spoil(self, core: Any) -> None:
+        if core.c4_topk_lengths_raw is not None:
+            core.c4_topk_lengths_raw.copy_((core.seq_lens_casual - 128).clamp(min=0) // 4)
+            core.c4_sparse_topk_lengths.copy_(core.c4_topk_lengths_raw.clamp(1, core.index_topk))
+
+
+class LengthFrozenAtCapture(DSV4TritonBackend):
+    """The longest request at capture bounds what replays read."""
+
+    def init_forward_metadata_out_graph(self, batch: Any, *, in_capture: bool = False) -> None:
+        super().init_forward_metadata_out_graph(batch, in_capture=in_capture)
+        if in_capture:
+            self._longest = max(batch.seq_lens_cpu)
+
+    def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, *rest: Any):
+        longest = self._longest if self.has_static_inputs else 128
+        return super().attend(q, k_cache, indices, topk_length.clamp(max=longest), *rest)
+
+
+class SelectionOfTheWarmUp(DSV4TritonBackend):
+    """The graph reads a copy of the selection that was made before the capture."""
+
+    _first: Tensor | None = None
+
+    def write_c4_selection(self, raw: Tensor) -> None:
+        if self._first is None:
+            self._first = raw.clone()
+        super().write_c4_selection(self._first if self.has_static_inputs else raw)
