@@ -17,17 +17,20 @@ class ReadmeError(Exception):
 def rendered(text: str, blocks: Mapping[str, str], path: str) -> str:
     """``text`` with every block of ``blocks`` between ``<!-- name:begin -->`` and ``<!-- name:end -->``.
 
+    Blocks get the line ends that ``text`` has: git checks files out with CRLF on some machines, which is no drift.
+
     Raises:
         ReadmeError: a marker is missing, doubled, out of order, or inside another block.
     """
     spans = sorted((*_span(text, name, path), name) for name in blocks)
+    newline = _newline(text)
     for (_, end, first), (begin, _, second) in pairwise(spans):
         if begin < end:
             raise ReadmeError(f"{path}: the block {second} begins inside the block {first}; put one after the other")
     pieces = []
     at = 0
     for begin, end, name in spans:
-        pieces += [text[at:begin], f"\n{blocks[name].strip()}\n"]
+        pieces += [text[at:begin], f"\n{blocks[name].strip()}\n".replace("\n", newline)]
         at = end
     return "".join([*pieces, text[at:]])
 
@@ -72,6 +75,11 @@ def _read(path: Path) -> str:
         raise ReadmeError(f"{path}: cannot be read ({error.strerror}); name the file with --readme") from None
     except UnicodeDecodeError:
         raise ReadmeError(f"{path}: is not UTF-8 text") from None
+
+
+def _newline(text: str) -> str:
+    """CRLF if the first line ends so, else LF."""
+    return "\r\n" if text.partition("\n")[0].endswith("\r") else "\n"
 
 
 def _span(text: str, name: str, path: str) -> tuple[int, int]:

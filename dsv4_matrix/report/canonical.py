@@ -107,9 +107,14 @@ def check_writable(path: Path) -> None:
 
 def _object(line: str, place: str, expected: frozenset[str], reserved: frozenset[str]) -> dict[str, Any]:
     try:
-        value = json.loads(line, object_pairs_hook=lambda pairs: _unique(pairs, place))
+        value = json.loads(line, object_pairs_hook=lambda pairs: _unique(pairs, place), parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise ReportError(f"{place}: not JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:
+        # Python refuses integers of thousands of digits, NaN (``_refuse_constant``) and nesting beyond its stack.
+        if isinstance(error, ReportError):
+            raise
+        raise ReportError(f"{place}: not a line of a report: {error}") from None
     if not isinstance(value, dict):
         raise ReportError(f"{place}: expected an object, got {type(value).__name__}")
     if missing := sorted(expected - value.keys()):
@@ -126,6 +131,10 @@ def _unique(pairs: list[tuple[str, Any]], place: str) -> dict[str, Any]:
     if len(value) != len(pairs):
         raise ReportError(f"{place}: a key occurs twice")
     return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _typed(value: dict[str, Any], place: str, integers: frozenset[str] = frozenset()) -> None:
@@ -152,7 +161,9 @@ def _result(line: str, place: str) -> Result:
     if value["captures"] < 0 or value["replays"] < 0:
         raise ReportError(f"{place}: captures and replays are counts, got {value['captures']} and {value['replays']}")
     try:
-        float(value["margin"] or "0")
+        margin = float(value["margin"] or "0")
     except ValueError:
         raise ReportError(f"{place}: margin {value['margin']!r} is not a number") from None
+    if margin < 0 or (value["outcome"] == Outcome.PASSED and not margin <= 1):
+        raise ReportError(f"{place}: margin {value['margin']} does not go with outcome {value['outcome']}")
     return Result(**{**value, "outcome": Outcome(value["outcome"])})

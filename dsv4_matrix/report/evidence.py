@@ -12,7 +12,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from dsv4_matrix.declaration.model import Matrix
-from dsv4_matrix.report.canonical import read
+from dsv4_matrix.report.canonical import ReportError, read
 from dsv4_matrix.report.fingerprint import fingerprint
 from dsv4_matrix.report.result import Outcome, Report, Result
 from dsv4_matrix.report.table import matrix_table, worst_margin
@@ -23,8 +23,10 @@ def evidence_markdown(matrix: Matrix, folder: Path) -> str:
     """A table of devices, then for each the matrix of what was proven; ends with a newline.
 
     Raises:
-        ReportError: a file in ``folder`` is no canonical report; the message names file and line.
+        ReportError: a file in ``folder`` is no canonical report, or ``folder`` is a file; the message names the place.
     """
+    if folder.exists() and not folder.is_dir():
+        raise ReportError(f"{folder}: is not a folder of reports")
     paths = sorted(path for path in folder.glob("*.jsonl") if not path.name.endswith(SUFFIX))
     reports = [(path, read(path)) for path in paths]
     if not reports:

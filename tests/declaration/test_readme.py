@@ -23,6 +23,12 @@ def test_blocks_are_replaced_and_the_rest_is_kept() -> None:
     assert rendered(want, BLOCKS, "R") == want
 
 
+def test_a_checkout_with_crlf_is_no_drift_and_stays_one() -> None:
+    want = rendered(TEXT, BLOCKS, "R").replace("\n", "\r\n")
+    assert rendered(TEXT.replace("\n", "\r\n"), BLOCKS, "R") == want
+    assert rendered(want, BLOCKS, "R") == want
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

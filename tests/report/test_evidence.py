@@ -52,6 +52,12 @@ def test_a_malformed_file_is_an_error_with_its_place(matrix: Matrix, report: Rep
         evidence_markdown(matrix, tmp_path)
 
 
+def test_a_file_in_place_of_the_folder_is_an_error(matrix: Matrix, tmp_path: Path) -> None:
+    (tmp_path / "evidence").write_text("")
+    with pytest.raises(ReportError, match="evidence: is not a folder of reports"):
+        evidence_markdown(matrix, tmp_path / "evidence")
+
+
 def test_currency(matrix: Matrix, report: Report) -> None:
     here = report.header.fingerprint
     assert currency(report, matrix, here) == "current"
