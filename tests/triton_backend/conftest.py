@@ -56,6 +56,10 @@ class Batch:
     verify_lens: Tensor | None = None
     actual_forward_mode: str | None = None
 
+    @property
+    def batch_size(self) -> int:
+        return len(self.seq_lens)
+
 
 @dataclass
 class Rows:
