@@ -15,6 +15,9 @@ from dsv4_matrix.shard.workers import note_path
 #: First line of a note left by the deadline, written by Python's watchdog.
 _DEADLINE = re.compile(r"Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!")
 _PATIENCE = 10.0
+#: The frame under which everything belongs to the case, and how many frames of it fit on a screen.
+_EXECUTE = "dsv4_matrix/plugin.py"
+_FRAMES = 30
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,23 @@ def casualty(node: Any, notes: Path, timeout: float) -> Casualty:
     """
     path = note_path(notes, node.gateway.id)
     note = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    stack = _of_case(note)
     if _DEADLINE.match(note):
-        return Casualty(Outcome.TIMEOUT, f"no result within {timeout:g} s; its worker was ended and replaced", note)
-    return Casualty(Outcome.LOST, f"its worker {_ending(node)} while the case ran", note)
+        return Casualty(Outcome.TIMEOUT, f"no result within {timeout:g} s; its worker was ended and replaced", stack)
+    return Casualty(Outcome.LOST, f"its worker {_ending(node)} while the case ran", stack)
+
+
+def _of_case(note: str) -> str:
+    """The first line of a note, and of the thread that ran the case the frames inside pytest: one screen."""
+    head, *lines = note.strip().splitlines() or [""]
+    threads: list[list[str]] = [[]]
+    for line in lines:
+        if line.startswith(("Thread ", "Current thread ")):
+            threads.append([])
+        threads[-1].append(line)
+    mine = next((thread for thread in threads if any(_EXECUTE in line for line in thread)), threads[-1])
+    end = next((number for number, line in enumerate(mine) if _EXECUTE in line), len(mine))
+    return "\n".join([head, *mine[:end][:_FRAMES]])
 
 
 def _ending(node: Any) -> str:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dsv4_matrix.context import BadInputError, Context
+from dsv4_matrix.selection import cases_of
+from dsv4_matrix.shard.workers import read_cases
 
 if TYPE_CHECKING:
     from dsv4_matrix.report.ledger import Ledger
     from dsv4_matrix.report.result import Result
     from dsv4_matrix.report.telemetry import Telemetry
-
-FIXTURE = "matrix_case"
 
 #: pytest-timeout fails a hung test with these words; its outcome is ``timeout``, not ``error``.
 _TIMEOUT = "from pytest-timeout"
@@ -62,8 +62,7 @@ class Controller:
         if self._case_of or not self._context.options.named:
             return
         cases = [case.id for case in self._context.matrix.cases()]
-        found = [(case_in(nodeid, cases), nodeid) for nodeid in ids if "[" in nodeid]
-        self._plan((case_id, nodeid) for case_id, nodeid in found if case_id)
+        self._plan((case_id, nodeid) for nodeid, case_id in cases_of_worker(node, ids, cases).items())
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         case_id = self._case_of.get(report.nodeid)
@@ -178,14 +177,12 @@ class Controller:
         self._telemetry[case_id] = Telemetry(case_id, report.duration, worker, platform.node(), message)
 
 
-def cases_of(items: list[Any]) -> list[tuple[str, str]]:
-    """``(case id, node id)`` of the collected items that run a case, in order."""
-    found = []
-    for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec is not None and FIXTURE in callspec.params:
-            found.append((callspec.params[FIXTURE].id, item.nodeid))
-    return found
+def cases_of_worker(node: Any, nodeids: Sequence[str], cases: Sequence[str]) -> Mapping[str, str]:
+    """The case that each test of an xdist worker runs, by node id: as it left it, else as node ids suggest."""
+    if (told := read_cases(node)) is not None:
+        return told
+    found = {nodeid: case_in(nodeid, cases) for nodeid in nodeids if "[" in nodeid}
+    return {nodeid: case_id for nodeid, case_id in found.items() if case_id}
 
 
 def case_in(nodeid: str, ids: Sequence[str]) -> str | None:

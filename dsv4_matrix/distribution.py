@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from dsv4_matrix.casualty import casualty
 from dsv4_matrix.context import BadInputError, Context
-from dsv4_matrix.controller import case_in
+from dsv4_matrix.controller import cases_of_worker
 from dsv4_matrix.shard.gpus import GpuListError, pin
 from dsv4_matrix.shard.plan import divide_tests
 from dsv4_matrix.shard.workers import prepare
@@ -24,6 +24,7 @@ class Distribution:
 
     def __init__(self, config: pytest.Config, context: Context) -> None:
         self._context = context
+        self._cases: Mapping[str, str] = {}  # case id of each node id
         if config.option.maxworkerrestart is None:
             # xdist gives up after a few. Here each death ends a case, and a place whose workers end none is given up.
             config.option.maxworkerrestart = str(10**6)
@@ -35,6 +36,10 @@ class Distribution:
             prepare(specs, self._gpus(len(specs)), os.environ, self._notes)
         except (GpuListError, BadInputError) as error:
             raise pytest.UsageError(str(error)) from None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        self._cases = cases_of_worker(node, ids, [case.id for case in self._context.matrix.cases()])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
@@ -52,9 +57,7 @@ class Distribution:
         from dsv4_matrix.report.result import Result, without_machine
         from dsv4_matrix.report.transport import MESSAGE, to_properties
 
-        ids = [case.id for case in self._context.cases]
-        case_id = case_in(crashitem, ids) if "[" in crashitem else None
-        if case_id is None:
+        if (case_id := self._cases.get(crashitem)) is None:
             return
         case = next(case for case in self._context.cases if case.id == case_id)
         died = casualty(report.node, self._notes, self._context.timeout)
@@ -82,6 +85,4 @@ class Distribution:
 
     def _plan(self, nodeids: Sequence[str], workers: int) -> Sequence[Sequence[int]]:
         cases = {case.id: case for case in self._context.cases}
-        ids = list(cases)
-        found = {nodeid: case_in(nodeid, ids) for nodeid in nodeids if "[" in nodeid}
-        return divide_tests(nodeids, {n: cases[case_id] for n, case_id in found.items() if case_id}, workers)
+        return divide_tests(nodeids, {n: cases[case_id] for n, case_id in self._cases.items()}, workers)

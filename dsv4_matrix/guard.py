@@ -21,7 +21,8 @@ import pytest
 
 from dsv4_matrix.declaration.model import Case
 from dsv4_matrix.machine import Machine
-from dsv4_matrix.shard.workers import NOTES, note_path
+from dsv4_matrix.selection import cases_of
+from dsv4_matrix.shard.workers import NOTES, note_path, write_cases
 
 #: Exit status of a worker that ends because its device is unusable; nothing is lost by it.
 SPOILED = 86
@@ -46,6 +47,13 @@ class Guard:
         if self._worker is not None and (notes := os.environ.get(NOTES)):
             self._note = os.open(note_path(Path(notes), self._worker), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             faulthandler.enable(self._note)  # the stack of a crash; later than pytest's own, which goes to stderr
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Before xdist tells the controller that this worker has collected."""
+        if self._worker is not None and (notes := os.environ.get(NOTES)):
+            cases = {nodeid: case_id for case_id, nodeid in cases_of(session.items)}
+            write_cases(Path(notes), self._worker, cases)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:

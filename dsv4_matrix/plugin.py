@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsv4_matrix.context import BadInputError, Context, Options
-from dsv4_matrix.controller import FIXTURE, Controller
+from dsv4_matrix.controller import Controller
 from dsv4_matrix.guard import Guard
+from dsv4_matrix.selection import FIXTURE
 
 if TYPE_CHECKING:
     from dsv4_matrix.declaration.model import Case

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import Any
 
 from dsv4_matrix.declaration.model import Case
+
+#: Name of the fixture that makes a test run a case.
+FIXTURE = "matrix_case"
 
 
 class SelectionError(ValueError):
@@ -37,3 +41,13 @@ def _near(pattern: str, ids: Sequence[str]) -> str:
     )
     listed = "see them with 'dsv4-matrix list'"
     return f"near it are {', '.join(near)}; {listed}" if near else listed
+
+
+def cases_of(items: list[Any]) -> list[tuple[str, str]]:
+    """``(case id, node id)`` of the collected items that run a case, in order."""
+    found = []
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and FIXTURE in callspec.params:
+            found.append((callspec.params[FIXTURE].id, item.nodeid))
+    return found

@@ -6,6 +6,7 @@ starts a replacement from the same spec: it comes up in the same place, on the s
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from dsv4_matrix.shard.gpus import VISIBLE
 
 #: Place of a worker in the plan, from 0; its replacements keep it.
 PLACE = "DSV4_MATRIX_PLACE"
-#: Folder in which a worker leaves word about a death that it can still see coming, see ``note_path``.
+#: Folder in which a worker leaves what it collected and, if it sees its death coming, its stack.
 NOTES = "DSV4_MATRIX_NOTES"
 CACHE = "TRITON_CACHE_DIR"
 
@@ -48,6 +49,23 @@ def place_of(env: Mapping[str, str]) -> int:
 def note_path(notes: Path, worker: str) -> Path:
     """Where the worker with that xdist id (``gw3``; no two of a run share one) leaves its note."""
     return notes / f"{worker}.txt"
+
+
+def write_cases(notes: Path, worker: str, cases: Mapping[str, str]) -> None:
+    """Leave the case that each collected test runs, by node id, for the controller."""
+    (notes / f"{worker}.json").write_text(json.dumps(dict(cases)), encoding="ascii")
+
+
+def read_cases(node: Any) -> Mapping[str, str] | None:
+    """What ``write_cases`` left of ``node``, an xdist WorkerController; None if it runs on another machine.
+
+    A node id alone does not tell: a test of something else may have a case id among its parameters.
+    """
+    notes = node.gateway.spec.env.get(NOTES)
+    if notes is None:
+        return None
+    cases: Mapping[str, str] = json.loads((Path(notes) / f"{node.gateway.id}.json").read_text(encoding="ascii"))
+    return cases
 
 
 def cache_folder(environ: Mapping[str, str], gpus: Sequence[str], place: int) -> Path:

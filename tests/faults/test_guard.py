@@ -169,3 +169,23 @@ def test_the_note_tells_a_timeout_from_a_crash(tmp_path: Path) -> None:
     died = casualty(dead(-11), tmp_path, 600)
     assert (died.outcome, died.reason) == (Outcome.LOST, "its worker was killed by SIGSEGV while the case ran")
     assert "Segmentation fault" in died.stack
+
+
+def test_of_a_stack_only_the_case_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "gw4.txt").write_text(
+        "Timeout (0:10:00)!\n"
+        "Thread 0x1 (most recent call first):\n"
+        '  File "…/execnet/gateway_base.py", line 1 in receive\n'
+        "\n"
+        "Thread 0x2 (most recent call first):\n"
+        '  File "…/mypkg/kernels.py", line 7 in wait\n'
+        '  File "…/dsv4_matrix/execution.py", line 54 in execute\n'
+        '  File "…/dsv4_matrix/plugin.py", line 70 in execute\n'
+        '  File "…/_pytest/python.py", line 1 in runtest\n'
+    )
+    assert casualty(dead(1), tmp_path, 600).stack == (
+        "Timeout (0:10:00)!\n"
+        "Thread 0x2 (most recent call first):\n"
+        '  File "…/mypkg/kernels.py", line 7 in wait\n'
+        '  File "…/dsv4_matrix/execution.py", line 54 in execute'
+    )

@@ -113,3 +113,17 @@ def test_gpus_of_several_models_are_refused(rig: Any, monkeypatch: pytest.Monkey
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "several models (GPU A, GPU B)" in result.stdout.str() + result.stderr.str()
     assert rig.run("-n1").ret == 0
+
+
+def test_a_case_id_among_the_parameters_of_another_test_means_nothing(rig: Any, all_cases: tuple[str, ...]) -> None:
+    rig.pytester.makepyfile(
+        test_other="""
+        import pytest
+
+        @pytest.mark.parametrize("name", ["r0-eager-a"])
+        def test_other(name): ...
+        """
+    )
+    result = rig.run("-n2")
+    result.assert_outcomes(passed=len(all_cases) + 1)
+    assert {line["outcome"] for line in rig.lines().values()} == {"passed"}
