@@ -74,9 +74,12 @@ def test_refresh_refuses_what_differs(two_extends):
         captured.core_attn_metadata.refresh_for_breakable_cuda_graph_replay_(fresh)
     fresh.c4_out_loc = None
     captured.core_attn_metadata.refresh_for_breakable_cuda_graph_replay_(fresh)
-    fresh.index_topk = 1024
-    with pytest.raises(AssertionError, match="index_topk"):
-        captured.core_attn_metadata.refresh_for_breakable_cuda_graph_replay_(fresh)
+    for name, other in (("index_topk", 1024), ("page_size", 128), ("cuda_int32_kwargs", {})):
+        sound = getattr(fresh, name)
+        setattr(fresh, name, other)
+        with pytest.raises(AssertionError, match=name):
+            captured.core_attn_metadata.refresh_for_breakable_cuda_graph_replay_(fresh)
+        setattr(fresh, name, sound)
 
 
 def test_replay_is_built_once_from_the_static_batch_as_wide_as_at_capture(two_extends, check_fields, monkeypatch):
@@ -86,6 +89,8 @@ def test_replay_is_built_once_from_the_static_batch_as_wide_as_at_capture(two_ex
     build = backend.build_metadata
     monkeypatch.setattr(backend, "build_metadata", lambda layout: built.append(layout) or build(layout))
     captured.sparse_prefill_cache, captured.prefill_shared_reads_snapshotted = object(), True
+    held = {name: captured.core_attn_metadata.__dict__[name].data_ptr() for name in COPIED}
+    indexer, lengths = captured.indexer_metadata, captured.indexer_metadata.c4_seq_lens
     backend.prepare_forward_metadata_for_breakable_cuda_graph_replay(captured, live, static_forward_batch=static)
     assert backend.forward_metadata is captured
     assert [layout.max_seq_len for layout in built] == [1024]
@@ -95,7 +100,10 @@ def test_replay_is_built_once_from_the_static_batch_as_wide_as_at_capture(two_ex
     core = captured.core_attn_metadata
     assert core.seq_lens_casual.tolist() == (rows.position + 1).tolist()
     assert core.page_table.shape[1] == 4
-    assert torch.equal(captured.indexer_metadata.c4_seq_lens, core.c4_topk_lengths_raw)
+    assert {name: getattr(core, name).data_ptr() for name in COPIED} == held, "what a graph holds stays where it is"
+    assert captured.indexer_metadata is indexer
+    assert indexer.c4_seq_lens is lengths
+    assert torch.equal(lengths, core.c4_topk_lengths_raw)
     core.swa_out_cache_loc = torch.as_tensor(world.mapping[rows.loc], device=core.page_table.device).int()
     check_fields(core, world, rows, pages=4)
 

@@ -21,7 +21,7 @@ MATRIX = Path(__file__).parents[2] / "matrix.yaml"
 GPU = torch.cuda.is_available()
 #: Ratio: positions at which chains start, and their draft counts. A window that is full matters where there is no more.
 SWEEPS = {
-    0: (range(128, 256), range(2, 9)) if GPU else ((125, 254), (3,)),
+    0: (range(128, 256), (8,)) if GPU else ((125, 254), (3,)),
     4: (range(128), range(2, 9)) if GPU else ((2,), (2, 3)),
     128: (range(128), range(2, 9)) if GPU else ((126,), (2, 3)),
 }
