@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -173,6 +174,21 @@ def test_graph_variants_replay_other_batches(own_matrix: Matrix) -> None:
         assert any(variant.bucket > max(row) for variant, row in zip(variants, sizes, strict=True)), (
             f"{cell} never pads"
         )
+
+
+def test_replays_lie_on_both_sides_of_the_window_and_of_a_page(own_matrix: Matrix) -> None:
+    """In every graph cell, and not only at capture: the replays alone reach them."""
+    for cell, variants in covered(
+        own_matrix, "cg-decode", "verify-cg", "de-cg", "eagle-draft-runner", "eagle-de-runner"
+    ):
+        seen = {
+            total + step
+            for variant in variants
+            if "cpu" in variant.devices
+            for total in totals(replace(variant, prefix_lens=()))
+            for step in range(max(1, variant.num_steps - 1))
+        }
+        assert seen >= {127, 128, 129, 255, 256, 257}, cell
 
 
 def test_hostile_settings_reach_every_eager_and_decode_cell(own_matrix: Matrix) -> None:
