@@ -11,7 +11,7 @@ from dsv4_matrix.declaration.cost import static_cost
 from dsv4_matrix.declaration.drives import DRIVES
 from dsv4_matrix.declaration.grammar import BAD, Entries, Fields
 from dsv4_matrix.declaration.mistakes import Mistakes, join, quote
-from dsv4_matrix.declaration.model import Cell, Place, Probe, Refusal, State, Variant
+from dsv4_matrix.declaration.model import Cell, Level, Place, PrefillBits, Probe, Refusal, State, Variant
 from dsv4_matrix.declaration.rules import check_variant
 
 
@@ -78,12 +78,21 @@ class CellReader:
             return None
         name = f"r{ratio}/{mode}"
         covered = state == State.COVERED
-        for key in ("reason", "probe") if covered else ("profiles", "variants"):
+        for key in ("reason", "probe") if covered else ("profiles", "variants", "promise", "prefill_decode_bitwise"):
             if key in fields.values:
                 allowed = "profiles and variants" if covered else "a reason and a probe"
                 self.mistakes.add(fields.place(key), f"{key} in {name}, which is {state}", allowed)
         if covered:
-            return Cell(ratio, mode, State.COVERED, variants=self.variants(ratio, mode, fields, place), place=place)
+            promise = fields.get("promise", Level.SAME_PLAN)
+            return Cell(
+                ratio,
+                mode,
+                State.COVERED,
+                variants=self.variants(ratio, mode, fields, place),
+                promise=Level.SAME_PLAN if promise is BAD else Level(promise),
+                prefill_bits=self.prefill_bits(mode, fields),
+                place=place,
+            )
         for key, why in (("reason", "why it is not covered"), ("probe", "the refusal that its test asserts")):
             if key not in fields.values:
                 self.mistakes.add(place, f"no {key} for {name}, which is {state}", f"{key}: {why}")
@@ -93,6 +102,27 @@ class CellReader:
         if probe is None or reason is BAD:
             return None
         return Cell(ratio, mode, State(state), reason=reason, probe=probe, place=place)
+
+    def prefill_bits(self, mode: str, fields: Fields) -> tuple[PrefillBits, ...]:
+        paths = fields.get("prefill_decode_bitwise")
+        if paths is None or paths is BAD:
+            return ()
+        if "extend" not in DRIVES[mode].forwards:
+            found = f"prefill_decode_bitwise under {mode}, which runs no extend"
+            self.mistakes.add(fields.place("prefill_decode_bitwise"), found, "only in modes that extend")
+        found_bits = []
+        for path, agreement in paths.values.items():
+            if agreement is BAD or not agreement.sound:
+                continue
+            bitwise, first = agreement.get("bitwise"), agreement.get("first_divergent_kv_len", 0)
+            if (bitwise is False) != bool(first):
+                found = f"bitwise {'unknown' if bitwise is None else str(bitwise).lower()} for path {path}" + (
+                    " with a first_divergent_kv_len" if first else " without first_divergent_kv_len"
+                )
+                allowed = "first_divergent_kv_len beside bitwise: false, and nowhere else"
+                self.mistakes.add(agreement.place("first_divergent_kv_len"), found, allowed)
+            found_bits.append(PrefillBits(path, bitwise, first))
+        return tuple(found_bits)
 
     def own_reason(self, fields: Fields) -> None:
         reason = fields.get("reason", BAD)

@@ -107,6 +107,23 @@ class Flag:
 
 
 @dataclass(frozen=True)
+class Known:
+    """true, false, or the word unknown, which is read as None."""
+
+    def read(self, node: Node, mistakes: Mistakes) -> Any:
+        value = node.value if isinstance(node, Scalar) else None
+        if isinstance(value, bool):
+            return value
+        if value == "unknown":
+            return None
+        mistakes.add(node.place, describe(node), "true, false, unknown")
+        return BAD
+
+    def json_schema(self, defs: dict[str, Any]) -> dict[str, Any]:
+        return {"enum": [True, False, "unknown"]}
+
+
+@dataclass(frozen=True)
 class ListOf:
     """A list of ``least`` to ``most`` items, read into a tuple."""
 
@@ -256,4 +273,4 @@ class Table:
         }
 
 
-Kind = Text | Whole | Number | Flag | ListOf | Record | Table
+Kind = Text | Whole | Number | Flag | Known | ListOf | Record | Table

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dsv4_matrix.declaration.drives import DRIVES, FORWARDS
-from dsv4_matrix.declaration.grammar import Flag, Key, ListOf, Number, Record, Table, Text, Whole
-from dsv4_matrix.declaration.model import State
+from dsv4_matrix.declaration.grammar import Flag, Key, Known, ListOf, Number, Record, Table, Text, Whole
+from dsv4_matrix.declaration.model import Level, State
 from dsv4_matrix.declaration.sites import SITE_NAMES
 
 MAX_TOKENS = 1 << 20
@@ -69,12 +69,31 @@ PROBE = Record(
     },
 )
 
+AGREEMENT = Record(
+    "an agreement",
+    {
+        "bitwise": Key(Known(), "whether every length has the bits of decode", required=True),
+        "first_divergent_kv_len": Key(Whole(1, MAX_TOKENS), "not bitwise: rows of fewer tokens do have them"),
+    },
+)
+
 CELL = Record(
     "a cell",
     {
         "state": Key(Text(choices=tuple(State)), "what the cell claims", required=True),
         "profiles": Key(ListOf(NAME, 1, 16, unique=True), "covered: named lists of variants to run"),
         "variants": Key(ListOf(VARIANT, 1, 128), "covered: the cell's own variants"),
+        "promise": Key(Text(choices=tuple(Level)), "covered: strongest level of determinism, L0 (same plan) if absent"),
+        "prefill_decode_bitwise": Key(
+            Record(
+                "the prefill-paths",
+                {
+                    "dense": Key(AGREEMENT, "the kernel that decode runs"),
+                    "sparse": Key(AGREEMENT, "over a dequantised workspace"),
+                },
+            ),
+            "eager: whether a prefill has the bits of single decodes over the same cache bytes",
+        ),
         "reason": Key(SENTENCE, "not covered: why, in words of its own"),
         "probe": Key(PROBE, "not covered: the refusal that the generated test asserts"),
     },
@@ -84,7 +103,10 @@ CELL = Record(
             "anyOf": [{"required": ["profiles"]}, {"required": ["variants"]}],
             "properties": {"reason": False, "probe": False},
         },
-        "else": {"required": ["reason", "probe"], "properties": {"profiles": False, "variants": False}},
+        "else": {
+            "required": ["reason", "probe"],
+            "properties": dict.fromkeys(("profiles", "variants", "promise", "prefill_decode_bitwise"), False),
+        },
     },
 )
 

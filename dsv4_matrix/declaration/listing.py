@@ -9,7 +9,7 @@ from typing import Any
 
 from dsv4_matrix.declaration.model import Case, Cell, Matrix, Probe, State
 from dsv4_matrix.declaration.sites import SITE_NAMES
-from dsv4_matrix.declaration.wording import variant_text
+from dsv4_matrix.declaration.wording import LEVELS, agreement_text, variant_text
 
 
 class UnknownNameError(LookupError):
@@ -85,6 +85,9 @@ def explain_text(matrix: Matrix, name: str) -> str:
     lines = [f"{cell.id}: {cell.state.value}", f"  {title.title}, ratio {cell.ratio}: {title.summary}"]
     if cell.place:
         lines.append(f"  declared at {cell.place}")
+    if cell.variants:
+        lines.append(f"  promises {cell.promise.value}: {LEVELS[cell.promise]}")
+    lines += [f"  {agreement_text(bits)}" for bits in cell.prefill_bits]
     cases = _cases_of_cells(matrix)[cell.id]
     for case in cases:
         lines += ["", *_case_lines(case)]

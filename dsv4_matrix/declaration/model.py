@@ -20,6 +20,21 @@ class State(StrEnum):
     NOT_APPLICABLE = "not-applicable"
 
 
+class Level(StrEnum):
+    """What may change without changing a bit; each level includes the ones before. Other GPU models never do."""
+
+    SAME_PLAN = "L0"  # the same process plan, twice
+    SAME_CASES = "L1"  # order, workers, shards, hash seed, locale, time zone
+    BATCH = "L2"  # composition of the batch: alone, first, last, padded, among other rows, another bucket
+    GRAPH = "L3"  # eager and graph, first replay and third
+    DEVICE = "L4"  # another device of the same model
+
+    def covers(self, other: Level) -> bool:
+        """Whether this promise includes ``other``."""
+        order = list(Level)
+        return order.index(self) >= order.index(other)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a value stands in its file: one-based line and column."""
@@ -154,8 +169,28 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class PrefillBits:
+    """Whether one prefill path has the bits of decode over the same cache bytes.
+
+    Attributes:
+        path: ``dense`` or ``sparse``.
+        bitwise: True, False, or None where nobody knows.
+        first_divergent_kv_len: where False, rows of fewer tokens have equal bits and some row of more has not; else 0.
+    """
+
+    path: str
+    bitwise: bool | None
+    first_divergent_kv_len: int = 0
+
+
+@dataclass(frozen=True)
 class Cell:
-    """One ratio x mode with its state; ``variants`` if covered, else ``reason`` and ``probe``."""
+    """One ratio x mode with its state; ``variants`` if covered, else ``reason`` and ``probe``.
+
+    Attributes:
+        promise: covered: the strongest level of determinism; the gate holds the cell to it.
+        prefill_bits: covered cells that run EXTEND: agreement with decode, one a path; a path left out is unknown.
+    """
 
     ratio: int
     mode: str
@@ -163,6 +198,8 @@ class Cell:
     variants: tuple[Variant, ...] = ()
     reason: str = ""
     probe: Probe | None = None
+    promise: Level = Level.SAME_PLAN
+    prefill_bits: tuple[PrefillBits, ...] = ()
     place: Place | None = field(default=None, compare=False)
 
     @property

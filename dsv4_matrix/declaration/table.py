@@ -6,7 +6,7 @@ from collections import Counter
 
 from tabulate import tabulate
 
-from dsv4_matrix.declaration.model import Cell, Matrix, Probe, State
+from dsv4_matrix.declaration.model import Cell, Level, Matrix, Probe, State
 from dsv4_matrix.declaration.wording import variant_text
 
 
@@ -20,9 +20,10 @@ def matrix_markdown(matrix: Matrix) -> str:
 
 
 def cell_markdown(cell: Cell) -> str:
-    """``✓ 7 variants``, ``—`` or ``production-unreachable: why``."""
+    """``✓ 7 variants, L3``, ``—`` or ``production-unreachable: why``."""
     if cell.state is State.COVERED:
-        return f"✓ {_count(len(cell.variants), 'variant')}"
+        promise = f", {cell.promise.value}" if cell.promise is not Level.SAME_PLAN else ""
+        return f"✓ {_count(len(cell.variants), 'variant')}{promise}"
     if cell.state is State.NOT_APPLICABLE:
         return "—"
     return f"{cell.state.value}: {_escape(cell.reason)}"
@@ -45,6 +46,7 @@ def _legend(matrix: Matrix) -> str:
         f"{_count(states[State.COVERED], 'covered cell')} with {_count(variants, 'variant')}. "
         f"`—` is structurally impossible for this method. Each of the other {others} cells has a reason and a probe: "
         f"a test that the backend refuses at the call site. "
+        f"L0 to L4 is how far a row's bits are promised (docs/guarantees.md). "
         f"CG is CUDA graph, PCG and BCG piecewise and breakable CUDA graph, DE draft extend."
     )
 

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from dsv4_matrix.declaration.model import Variant
+from dsv4_matrix.declaration.model import Level, PrefillBits, Variant
 
 #: More lengths than this are summed up: they are a sweep, and the declaration has them.
 LISTED = 12
+
+#: What a promise of each level says, the levels before it included.
+LEVELS: Mapping[Level, str] = {
+    Level.SAME_PLAN: "the same bits when the same plan runs again",
+    Level.SAME_CASES: "the same bits in any order, on any number of workers, under any hash seed and locale",
+    Level.BATCH: "a row's bits do not depend on the batch around it",
+    Level.GRAPH: "a row's bits do not depend on the batch around it, nor on eager or graph",
+    Level.DEVICE: "a row's bits do not depend on its batch, on eager or graph, nor on which device of the model",
+}
+
+
+def agreement_text(bits: PrefillBits) -> str:
+    """``sparse prefill differs from decode in bits, from 65 tokens on``."""
+    if bits.bitwise is None:
+        return f"{bits.path} prefill: unknown whether it has the bits of decode"
+    if bits.bitwise:
+        return f"{bits.path} prefill has the bits of decode"
+    return f"{bits.path} prefill differs from decode in bits, from {bits.first_divergent_kv_len} tokens on"
 
 
 def variant_text(variant: Variant) -> str:

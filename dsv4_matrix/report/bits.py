@@ -11,25 +11,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
+from dsv4_matrix.declaration.model import Level
 from dsv4_matrix.report import canonical
 from dsv4_matrix.report.result import Report
-
-
-class Level(StrEnum):
-    """What may change without changing a bit; each level includes the ones before. Other GPU models never do."""
-
-    SAME_PLAN = "L0"  # the same process plan, twice
-    SAME_CASES = "L1"  # order, workers, shards, hash seed, locale, time zone
-    BATCH = "L2"  # composition of the batch: alone, first, last, padded, among other rows, another bucket
-    GRAPH = "L3"  # eager and graph, first replay and third
-    DEVICE = "L4"  # another device of the same model
-
-    def covers(self, other: Level) -> bool:
-        """Whether this promise includes ``other``."""
-        order = list(Level)
-        return order.index(self) >= order.index(other)
 
 
 @dataclass(frozen=True)

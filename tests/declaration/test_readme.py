@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsv4_matrix.declaration import Matrix
+from dsv4_matrix.declaration.model import Level
 from dsv4_matrix.declaration.readme import ReadmeError, drift, rendered, update
 from dsv4_matrix.declaration.table import cell_markdown, matrix_markdown
 from dsv4_matrix.declaration.wording import variant_text
@@ -111,6 +112,11 @@ def test_table_has_a_row_a_ratio_and_a_column_a_mode(own_matrix: Matrix) -> None
     for ratio, line in zip(own_matrix.ratios, lines[2:5], strict=True):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert cells == [str(ratio), *(cell_markdown(own_matrix.cell(f"r{ratio}/{m.name}")) for m in own_matrix.modes)]
+
+
+def test_a_promise_is_shown_with_its_cell(small_matrix: Matrix) -> None:
+    promised = replace(small_matrix.cells[0], promise=Level.GRAPH)
+    assert cell_markdown(promised) == "✓ 2 variants, L3"
 
 
 def test_cells_have_the_form_of_their_state(small_matrix: Matrix) -> None:
