@@ -54,18 +54,16 @@ class Distribution:
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
         """Fill in the report that xdist makes of a test whose worker died; the controller records it."""
-        from dsv4_matrix.report.result import Result, without_machine
+        from dsv4_matrix.execution import fault
         from dsv4_matrix.report.transport import MESSAGE, to_properties
 
         if (case_id := self._cases.get(crashitem)) is None:
             return
         case = next(case for case in self._context.cases if case.id == case_id)
         died = casualty(report.node, self._notes, self._context.timeout)
-        result = Result(case.id, case.cell_id, case.kind, died.outcome, without_machine(died.reason))
-        stack = f"\n\n{died.stack.strip()}" if died.stack else ""
-        message = f"case {case_id}: {died.outcome}, {died.reason}{stack}"
-        report.longrepr = message
-        report.user_properties = [*to_properties(result), (MESSAGE, message)]
+        done = fault(case, self._context.setup, died.outcome, f"{died.reason}\n{died.stack}".rstrip())
+        report.longrepr = done.message
+        report.user_properties = [*to_properties(done.result), (MESSAGE, done.message)]
 
     def pytest_unconfigure(self) -> None:
         shutil.rmtree(self._notes, ignore_errors=True)

@@ -45,10 +45,10 @@ def execute(case: Case, setup: Setup) -> Execution:
             return _probe(case, setup)
         return _case(case, setup)
     except BackendError as error:
-        return _fault(case, setup, Outcome.ERROR, str(error))
+        return fault(case, setup, Outcome.ERROR, str(error))
     except Exception as error:
         frames = "\n".join(_frames(error.__traceback__))
-        return _fault(case, setup, Outcome.ERROR, f"{type(error).__name__}: {error}\n{frames}")
+        return fault(case, setup, Outcome.ERROR, f"{type(error).__name__}: {error}\n{frames}")
 
 
 def draws(case: Case, count: int) -> Iterator[Case]:
@@ -79,7 +79,7 @@ def with_device_error(done: Execution, case: Case, setup: Setup, said: str) -> E
     if done.result.outcome is Outcome.ERROR:
         return done  # the backend ran into that error itself
     earlier = f"\nbefore that: {done.result.outcome}\n{done.message}" if done.message else ""
-    return _fault(case, setup, Outcome.ERROR, f"after the case the device reported {said}{earlier}")
+    return fault(case, setup, Outcome.ERROR, f"after the case the device reported {said}{earlier}")
 
 
 def _case(case: Case, setup: Setup) -> Execution:
@@ -106,7 +106,7 @@ def _case(case: Case, setup: Setup) -> Execution:
     }
     if trace.violations:
         told = "\n".join([*trace.violations, *verdict.message.splitlines()])
-        return _fault(case, setup, Outcome.FAILED, told, **counts)
+        return fault(case, setup, Outcome.FAILED, told, **counts)
     result = _result(case, Outcome(verdict.outcome), without_machine(verdict.message), **counts)
     return Execution(result, verdict.message)
 
@@ -117,7 +117,7 @@ def _probe(case: Case, setup: Setup) -> Execution:
     try:
         run_probe(case, setup.matrix, setup.backend.factory, setup.machine.torch_device)
     except ProbeFailed as failed:
-        return _fault(case, setup, Outcome.FAILED, str(failed))
+        return fault(case, setup, Outcome.FAILED, str(failed))
     return Execution(_result(case, Outcome.PASSED), "")
 
 
@@ -127,7 +127,7 @@ def _result(
     return Result(case.id, case.cell_id, case.kind, outcome, reason, margin, captures, replays)
 
 
-def _fault(case: Case, setup: Setup, outcome: Outcome, told: str, **counts: Any) -> Execution:
+def fault(case: Case, setup: Setup, outcome: Outcome, told: str, **counts: Any) -> Execution:
     """``told`` on one screen, in the form of the judge's messages; its first line is the reason in the report."""
     lines = [
         f"{case.id}: {outcome} on {setup.backend.name} ({setup.machine.model})",
