@@ -64,14 +64,20 @@ def together(before: Execution, after: Execution) -> Execution:
     if before.result.outcome is not Outcome.PASSED:
         return before
     results = (before.result, after.result)
+    case_id, drawn_id = before.result.id, after.result.id
     joined = replace(
         after.result,
-        id=before.result.id,
+        id=case_id,
+        reason=after.result.reason.replace(drawn_id, case_id),
         margin=max((r.margin for r in results), key=lambda margin: float(margin or 0)),
         captures=sum(r.captures for r in results),
         replays=sum(r.replays for r in results),
     )
-    return Execution(joined, after.message)
+    if joined.outcome is Outcome.PASSED:
+        return Execution(joined, "")
+    number = int(drawn_id.rpartition("#")[2])
+    told = after.message.replace(drawn_id, case_id)
+    return Execution(joined, f"{told}\n  draw     {number}, which needs --seeds {number + 1}")
 
 
 def with_device_error(done: Execution, case: Case, setup: Setup, said: str) -> Execution:

@@ -38,9 +38,11 @@ def test_the_worst_margin_and_all_replays_count(one: str, two: str, worst: str) 
 
 
 def test_a_bad_draw_is_the_result() -> None:
-    bad = done("r0-eager-a#1", "7.5", Outcome.FAILED, "worst row 3")
+    bad = done("r0-eager-a#1", "7.5", Outcome.FAILED, "r0-eager-a#1: worst row 3")
     both = together(done("r0-eager-a", "0.50"), bad)
-    assert (both.result.id, both.result.outcome, both.result.reason) == ("r0-eager-a", Outcome.FAILED, "worst row 3")
+    result = both.result
+    assert (result.id, result.outcome, result.reason) == ("r0-eager-a", Outcome.FAILED, "r0-eager-a: worst row 3")
+    assert both.message == "r0-eager-a: worst row 3\n  draw     1, which needs --seeds 2"
     assert together(both, done("r0-eager-a#2", "0.1")) is both
 
 
