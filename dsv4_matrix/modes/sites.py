@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -76,14 +76,32 @@ def _unsupported_mode(bench: Bench) -> Refused:
     return lambda: bench.backend.init_forward_metadata(batch)
 
 
-def _beyond_capture(bench: Bench) -> Refused:
+def _uneven_lengths(bench: Bench) -> Refused:
+    batch = bench.batch(ForwardMode.DECODE)
+    backend, short = bench.backend, replace(batch, out_cache_loc=batch.out_cache_loc[:1])
+    return lambda: backend.init_forward_metadata(short)
+
+
+def _captured_decode(bench: Bench) -> ForwardBatch:
+    """A decode graph prepared as for a capture; the batch that it holds."""
     backend, captured = bench.backend, bench.batch(ForwardMode.DECODE)
     backend.init_cuda_graph_state(captured.batch_size, captured.batch_size)
     backend.init_forward_metadata_out_graph(captured, in_capture=True)
     backend.init_forward_metadata_in_graph(captured)
     backend.on_after_cuda_graph_warmup()
-    larger = bench.batch(ForwardMode.DECODE, requests=captured.batch_size + 1)
-    return lambda: backend.init_forward_metadata_out_graph(larger)
+    return captured
+
+
+def _beyond_capture(bench: Bench) -> Refused:
+    larger = bench.batch(ForwardMode.DECODE, requests=_captured_decode(bench).batch_size + 1)
+    return lambda: bench.backend.init_forward_metadata_out_graph(larger)
+
+
+def _beyond_context(bench: Bench) -> Refused:
+    captured, longest = _captured_decode(bench), bench.runner.req_to_token.shape[1] + 1
+    lengths = [longest] * captured.batch_size
+    beyond = replace(captured, seq_lens=torch.full_like(captured.seq_lens, longest), seq_lens_cpu=lengths)
+    return lambda: bench.backend.init_forward_metadata_out_graph(beyond)
 
 
 def _store(bench: Bench) -> Refused:
@@ -138,11 +156,14 @@ SITES: Mapping[str, Site] = MappingProxyType(
         "head-dim": Site("the backend with head_dim=576", lambda b: _built_with(b, head_dim=576), True),
         "swa-page-size": Site("the backend with swa_page_size=64", lambda b: _built_with(b, swa_page_size=64), True),
         "num-heads": Site("the backend with num_heads=24", lambda b: _built_with(b, num_heads=24), True),
+        "index-topk": Site("the backend with index_topk=2048", lambda b: _built_with(b, index_topk=2048), True),
         "context-parallel": Site(
             "the backend with context_parallel_size=2", lambda b: _built_with(b, context_parallel_size=2), True
         ),
         "unknown-ratio": Site("forward(compress_ratio=2)", lambda b: _decode(b, ratio=2)),
         "unsupported-forward-mode": Site("init_forward_metadata(SPLIT_PREFILL)", _unsupported_mode),
+        "uneven-lengths": Site("init_forward_metadata of 2 requests and 1 location", _uneven_lengths),
+        "beyond-context": Site("init_forward_metadata_out_graph of a request beyond the table", _beyond_context),
         "graph-beyond-capture": Site("init_forward_metadata_out_graph of a larger batch", _beyond_capture),
         "attn-sink-missing": Site("forward(attn_sink=None)", lambda b: _decode(b, sink=None)),
         "sink-dtype": Site("forward(attn_sink bf16)", lambda b: _decode(b, sink=b.sink.to(torch.bfloat16))),

@@ -269,7 +269,7 @@ def test_cost_stays_within_the_budgets(own_matrix: Matrix) -> None:
     """About 11 ms a row-block in the interpreter, two cores: a bit over a minute for the CPU."""
     on_cpu = [case.variant for case in own_matrix.cases("cpu") if case.variant]
     assert sum(variant.cost for variant in on_cpu) <= 12_000
-    assert len(own_matrix.cases()) <= 160
+    assert len(own_matrix.cases()) <= 170
 
 
 def test_every_cell_runs_on_a_cpu(own_matrix: Matrix) -> None:

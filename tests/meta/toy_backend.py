@@ -140,6 +140,8 @@ class ToyBackend:
             self._refuse(AssertionError, f"swa_page_size is {runner.swa_page_size}, must be 256 or 128")
         if runner.num_heads not in (16, 32, 64, 128):
             self._refuse(ValueError, f"num_heads is {runner.num_heads}, must be 16, 32, 64 or 128")
+        if runner.index_topk not in (512, 1024):
+            self._refuse(AssertionError, f"index_topk is {runner.index_topk}, must be 512 or 1024")
         if runner.speculative_eagle_topk not in (0, 1):
             self._refuse(AssertionError, f"Topk > 1 not supported, got {runner.speculative_eagle_topk}")
         if runner.context_parallel_size != 1:
@@ -213,6 +215,9 @@ class ToyBackend:
     def init_forward_metadata(self, batch: Any) -> None:
         if batch.forward_mode not in ("extend", "decode", "target_verify", "draft_extend", "idle"):
             self._refuse(NotImplementedError, f"unsupported forward_mode={batch.forward_mode}")
+        bs, locations = batch.batch_size, len(batch.out_cache_loc)
+        if batch.forward_mode == "decode" and locations != bs:
+            self._refuse(AssertionError, f"decode has {bs} requests and {locations} locations")
         self.meta = self._metadata(batch)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
@@ -224,6 +229,10 @@ class ToyBackend:
             return
         if batch.batch_size > self._max_bs:
             self._refuse(AssertionError, f"batch of {batch.batch_size} beyond the captured {self._max_bs}")
+            return
+        longest, context = max(batch.seq_lens_cpu or [0]), self.runner.req_to_token.shape[1]
+        if longest > context:
+            self._refuse(AssertionError, f"a request of {longest} tokens; the table has {context}")
             return
         if self.has("stale_graph_buffer"):
             self._static = self._metadata(batch)
