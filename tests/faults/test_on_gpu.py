@@ -73,7 +73,7 @@ def test_one_case_is_lost_and_the_rest_passes(
     for injected in ("", fault):
         monkeypatch.setenv("FAULT", injected)
         result = pytester.runpytest_subprocess(
-            *("-n1", "--matrix", ROOT / "matrix.yaml", "--matrix-backend", "triton", "--matrix-cells", CELLS),
+            *("-n1", f"--matrix={ROOT / 'matrix.yaml'}", "--matrix-backend=triton", f"--matrix-cells={CELLS}"),
             *("--matrix-require-gpu", "--matrix-timeout", "60", "--matrix-report", "out.jsonl"),
             timeout=500,
         )
