@@ -12,10 +12,12 @@ class Progress:
 
     Attributes:
         errors: what went wrong outside of cases: modules that do not import, internal errors.
+        stopped: why the run was ended early, if it was.
     """
 
     def __init__(self, total: int, out: TextIO) -> None:
         self.errors: list[str] = []
+        self.stopped = ""
         self._total = total
         self._out = out
         self._live = out.isatty()
@@ -34,6 +36,10 @@ class Progress:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.errors.append(report.longreprtext)
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        if isinstance(excinfo.value, pytest.exit.Exception):
+            self.stopped = str(excinfo.value)
 
     def pytest_internalerror(self, excrepr: object) -> None:
         self.errors.append(str(excrepr))

@@ -95,10 +95,13 @@ def run_matrix(
     if status == pytest.ExitCode.INTERRUPTED and not session.progress.errors:
         return INTERRUPTED
     if session.progress.errors or not session.results:
-        stream.writelines(f"{error.rstrip()}\n" for error in session.progress.errors)
+        told = [*session.progress.errors, session.progress.stopped]
+        stream.writelines(f"{error.rstrip()}\n" for error in told if error)
         return BAD_INPUT if status == pytest.ExitCode.USAGE_ERROR else SHORT
     selected = [case.id for case in context.cases]
     good = tell(context.matrix, session.results, selected, session.messages, stream)
+    if session.progress.stopped:
+        stream.write(f"stopped: {session.progress.stopped}\n")
     code = GOOD if good and status == pytest.ExitCode.OK else SHORT
     if evidence is not None:
         if reason := record_evidence(Report(context.header(), session.results), selected, before, evidence):

@@ -164,7 +164,11 @@ class PinnedScheduling:
             return
         if all(other.given_up for other in self._places) or self.tests_finished:
             # Nothing is left to run, but xdist would go on replacing the workers of this place.
-            pytest.exit("a worker died again before it began a test, and so did its replacement", returncode=1)
+            pytest.exit(
+                "a worker died again before it began a test, and so did its replacement; see its output above, or run "
+                "with -n 0 to meet the error itself",
+                returncode=1,
+            )
         if self._collection is None and self._collected and self.collection_is_completed:
             self.schedule()  # the other workers were waiting for this place to collect
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsv4_matrix.report import canonical
 from dsv4_matrix.report.merge import merge
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_one_report_for_any_number_of_workers(rig: Any) -> None:
@@ -127,3 +132,21 @@ def test_a_case_id_among_the_parameters_of_another_test_means_nothing(rig: Any, 
     result = rig.run("-n2")
     result.assert_outcomes(passed=len(all_cases) + 1)
     assert {line["outcome"] for line in rig.lines().values()} == {"passed"}
+
+
+def test_a_run_whose_workers_cannot_start_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dead.py").write_text(
+        "import os\nif os.environ.get('DSV4_MATRIX_PLACE'):\n    os._exit(5)\n"
+        "from dsv4_triton import DSV4TritonBackend as Backend\n"
+    )
+    monkeypatch.delenv("DSV4_MATRIX_PLACE", raising=False)
+    command = [sys.executable, "-m", "dsv4_matrix.cli", "run", "--matrix", str(ROOT / "matrix.yaml"), "-n", "2"]
+    done = subprocess.run(
+        [*command, "--backend", "dead:Backend", "--cells", "refusal-*,r0-eager-decode-idle"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 1
+    assert "a worker died again before it began a test" in done.stdout
