@@ -19,6 +19,10 @@ HEAD_DIM = 512
 MEAN = 0.125
 DEVIATION = 0.375
 CLIP = 0.97
+#: Keys of request r are this much smaller, queries as much larger, so that every score stays as it is and every budget
+#: scales along. It shows a cache that does not scale its FP8 groups, or scales them all alike; the last magnitude puts
+#: the groups on both sides of the format's floor of 1e-4. Larger keys would leave the contract by quantisation alone.
+MAGNITUDES = (1.0, 2.0**-6, 2.0**-13)
 #: Tokens this far behind the first row repeat a block: no row sees them, so that they need not be drawn.
 _FAR = 512
 _BLOCK = 256
@@ -35,7 +39,8 @@ class Bank:
         token_base: int64 ``[bs + 1]``.
         entries: bf16 ``[sum E_r, 512]``; ``E_r`` is the complete entries after the step, plus one. Empty for ratio 0.
         entry_base: int64 ``[bs + 1]``.
-        mean: fp32 ``[bs, 512]``, mu of each request.
+        mean: fp32 ``[bs, 512]``, mu of each request, in its magnitude.
+        magnitude: fp32 ``[bs]``, see ``MAGNITUDES``.
 
     Tensors are on the case's device.
     """
@@ -45,6 +50,7 @@ class Bank:
     entries: Tensor
     entry_base: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
     mean: Tensor
+    magnitude: FloatArray
 
 
 @dataclass(frozen=True)
@@ -87,11 +93,11 @@ class Content:
                 if span.kept < span.rows:
                     self._rejected[span.request] = self._draw_rejected(span, seed)
         for request, total in length.items():
-            mean = _mean(seed, request)
+            mean, size = _mean(seed, request), magnitude(request)
             self._committed[request] = _Committed(
-                torch.from_numpy(mean).to(device),
-                self._long(stream(seed, "tokens", request), mean, total + 1, first[request] - _FAR),
-                self._keys(stream(seed, "entries", request), mean, total // ratio + 1 if ratio else 0),
+                torch.from_numpy(mean).to(device) * size,
+                self._long(stream(seed, "tokens", request), mean, total + 1, first[request] - _FAR) * size,
+                self._keys(stream(seed, "entries", request), mean, total // ratio + 1 if ratio else 0) * size,
             )
 
     def bank(self, plan: StepPlan) -> Bank:
@@ -114,18 +120,19 @@ class Content:
             entries=torch.cat([empty, *entries]),
             entry_base=_base(entries),
             mean=torch.stack(means) if means else empty.float(),
+            magnitude=np.array([magnitude(span.request) for span in plan.spans], np.float32),
         )
 
     def _draw_rejected(self, span: Span, seed: int) -> _Rejected:
-        mean = _mean(seed, span.request)
+        mean, size = _mean(seed, span.request), magnitude(span.request)
         position = span.prefix + span.kept
         entry = position // self._ratio if self._ratio else 0
         stored = span.total // self._ratio - entry if self._ratio else 0
         return _Rejected(
             position,
-            self._keys(stream(seed, "rejected tokens", span.request), mean, span.total - position),
+            self._keys(stream(seed, "rejected tokens", span.request), mean, span.total - position) * size,
             entry,
-            self._keys(stream(seed, "rejected entries", span.request), mean, stored),
+            self._keys(stream(seed, "rejected entries", span.request), mean, stored) * size,
         )
 
     def _keys(self, generator: np.random.Generator, mean: FloatArray, count: int) -> Tensor:
@@ -141,6 +148,11 @@ class Content:
         block = self._keys(generator, mean, _BLOCK)
         far = block.repeat(-(-near // _BLOCK), 1)[:near]
         return torch.cat([far, self._keys(generator, mean, count - near)])
+
+
+def magnitude(request: int) -> float:
+    """Size of a request's keys, a power of two: scaling BF16 by it is exact."""
+    return MAGNITUDES[request % len(MAGNITUDES)]
 
 
 def _overlaid(committed: Tensor, count: int, span: Span, tail: tuple[int, Tensor] | None) -> Tensor:

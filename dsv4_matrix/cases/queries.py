@@ -2,7 +2,8 @@
 
 With random queries over many keys one missing key changes nothing that a budget could see. Of every eight heads, five
 are peaked at keys that a wrong backend would drop or add, one is aimed away from all keys so that its sink takes a
-fair share, and two are flat. The judge measures that this works; see ``dsv4_matrix.judge``.
+fair share, one is flat, and one is hot: its best score is beyond what exp holds in fp32. The judge measures that this
+works; see ``dsv4_matrix.judge``.
 """
 
 from __future__ import annotations
@@ -17,10 +18,17 @@ from dsv4_matrix.cases.content import DEVIATION, HEAD_DIM, MEAN, Bank, FloatArra
 from dsv4_matrix.cases.layout import WINDOW, IntArray
 from dsv4_matrix.cases.streams import stream
 
-#: Role of each head of eight: peaked, flat or sink.
-_ROLES = np.array(list("ppfpspfp"))
+#: Role of each head of eight: peaked, flat, sink or hot.
+USUAL = "ppfpsphp"
+#: Roles where bits are compared, ``z`` for near zero: few keys outweigh the others and the best score is about zero, so
+#: that neither the logarithm of the sum nor the log-sum-exp is so large that it hides the sum's last bits.
+FINE = "ppzpzpzp"
+#: Scores of such a head deviate by this, for a query of this deviation.
+_FINE_SCORES, _FINE_DEVIATION = 2.4, 6.0
 #: A peaked key's score above the other keys', for up to 128 keys; grows with their logarithm, so that its share stays.
 _BOOST = 5.5
+#: The same of a hot key, far above the 88.7 at which exp overflows in fp32: a sum without its running maximum shows.
+_HOT_BOOST = 110.0
 #: Scores of a flat head deviate by about 0.8.
 _FLAT_DEVIATION = 2.0
 #: A sink head's log-sum-exp lies within this of its sink, so that the sink takes between a quarter and three quarters.
@@ -81,6 +89,7 @@ def draw_queries(
     scale: float,
     seed: int,
     step: int,
+    roles: str = USUAL,
 ) -> Tensor:
     """bf16 ``[T, H, 512]``, contiguous, on the bank's device. One pass a role; no loop over rows."""
     rows, heads, device = len(positions), len(sink), bank.tokens.device
@@ -88,8 +97,9 @@ def draw_queries(
     if not rows:
         return queries
     generator = stream(seed, "queries", step)
-    roles = _ROLES[np.arange(heads) % len(_ROLES)]
-    peaked, sunk, flat = (np.flatnonzero(roles == role) for role in "psf")
+    dealt = np.array(list(roles))[np.arange(heads) % len(roles)]
+    peaked, sunk, flat, hot = (np.flatnonzero(dealt == role) for role in "psfh")
+    fine = np.flatnonzero(dealt == "z")
     seen = np.minimum(positions + 1, WINDOW)
     if ratio:
         complete = (positions + 1) // ratio
@@ -98,17 +108,35 @@ def draw_queries(
     aimed = _rotated(_critical_keys(bank, ratio, request, positions, selection, generator), len(peaked))
     # q = a k scores a scale |k|^2 at k and a scale |mu|^2 elsewhere: a scale 512 DEVIATION^2 less.
     boost = _BOOST + np.log(np.maximum(seen, WINDOW) / WINDOW)
-    gain = (boost / (scale * HEAD_DIM * DEVIATION**2)).astype(np.float32)
+    # Exact: magnitudes are powers of two. K and mu are in theirs already, noise is not.
+    size = bank.magnitude[request]
+    unit = 1 / (size * size)
+    gain = (boost / (scale * HEAD_DIM * DEVIATION**2)).astype(np.float32) * unit
+    hot_gain = np.float32(_HOT_BOOST / (scale * HEAD_DIM * DEVIATION**2)) * unit
     want = np.where(sink > -100, sink, 0)[sunk] + generator.uniform(-_SINK_SPREAD, _SINK_SPREAD, (rows, len(sunk)))
-    away = _away(want, np.log(seen)[:, None], scale).astype(np.float32)
+    away = _away(want, np.log(seen)[:, None], scale).astype(np.float32) * unit[:, None]
     noise = _FLAT_DEVIATION * generator.standard_normal((rows, len(flat), HEAD_DIM), dtype=np.float32)
+    noise /= size[:, None, None]
+    # A hot head looks at a token that it sees: its weight is one, whatever quantisation does to the scores.
+    tokens_seen = np.minimum(positions + 1, WINDOW)[:, None]
+    own = (bank.token_base[request] + positions)[:, None]
+    glowing = own - generator.integers(0, tokens_seen, (rows, len(hot)))
+
+    # The same as away, with scores that deviate by themselves: exp of a normal is larger by half its variance.
+    spread = np.log(seen)[:, None] + _FINE_SCORES**2 / 2
+    level = _away(generator.uniform(-0.5, 0.5, (rows, len(fine))), spread, scale).astype(np.float32) * unit[:, None]
+    jitter = _FINE_DEVIATION * generator.standard_normal((rows, len(fine), HEAD_DIM), dtype=np.float32)
+    jitter /= size[:, None, None]
 
     def moved(array: AnyArray) -> Tensor:
         return torch.from_numpy(array).to(device)
 
     queries[:, moved(peaked)] = (_gathered(bank, moved(aimed)) * moved(gain)[:, None, None]).to(queries.dtype)
+    queries[:, moved(hot)] = (_gathered(bank, moved(glowing)) * moved(hot_gain)[:, None, None]).to(queries.dtype)
     queries[:, moved(sunk)] = (moved(away)[..., None] * bank.mean[moved(request)][:, None, :]).to(queries.dtype)
     queries[:, moved(flat)] = moved(noise).to(queries.dtype)
+    towards_mean = moved(level)[..., None] * bank.mean[moved(request)][:, None, :]
+    queries[:, moved(fine)] = (towards_mean + moved(jitter)).to(queries.dtype)
     return queries
 
 

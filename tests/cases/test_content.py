@@ -1,5 +1,6 @@
 """Keys and queries: the same in every process, equal across steps where nothing was rolled back, and telling."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -121,3 +122,26 @@ def test_a_strided_query_lies_between_poison(make):
     assert torch.equal(plain, strided)
     assert not strided.is_contiguous()
     assert strided.as_strided((64,), (1,), strided.storage_offset() + 512).isnan().all()
+
+
+def test_requests_differ_in_magnitude_and_score_alike(make):
+    """Powers of two, down to both sides of the floor of 1e-4 under which a group's scale no longer follows it."""
+    (step,) = make(4, "eager", "decode", (140, 140, 140), heads=16).steps
+    start = step.token_base.tolist()
+    tops = [step.tokens[begin:end].float().abs().max().item() for begin, end in itertools.pairwise(start)]
+    assert [top / tops[0] for top in tops] == pytest.approx([1, 2**-6, 2**-13], rel=0.02)
+    groups = step.tokens[start[2] : start[3], :448].float().reshape(-1, 64).abs().amax(1)
+    assert groups.min() < 1e-4 < groups.max()
+    scores = [
+        (step.q[row].float() @ step.tokens[begin:end].float().T * step.softmax_scale).abs().max().item()
+        for row, (begin, end) in enumerate(itertools.pairwise(start))
+    ]
+    assert scores == pytest.approx([scores[0]] * 3, rel=0.2)
+
+
+def test_some_heads_score_beyond_what_exp_holds(make):
+    (step,) = make(0, "eager", "decode", (300,), heads=16).steps
+    window = step.tokens[300 - 127 : 301].float()
+    best = (step.q[0].float() @ window.T * step.softmax_scale).amax(1)
+    assert (best > 88.7).nonzero().flatten().tolist() == [6, 14]
+    assert best.max() < 200
