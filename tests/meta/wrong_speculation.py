@@ -145,3 +145,7 @@ class LengthsReadOnTheHost(DSV4TritonBackend):
 
     def init_forward_metadata(self, batch: Any) -> None:
         super().init_forward_metadata(replace(batch, seq_lens_cpu=batch.seq_lens.tolist()))
+
+    def init_forward_metadata_out_graph(self, batch: Any, *, in_capture: bool = False) -> None:
+        known = replace(batch, seq_lens_cpu=batch.seq_lens.tolist())
+        super().init_forward_metadata_out_graph(known, in_capture=in_capture)
