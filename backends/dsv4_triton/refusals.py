@@ -182,11 +182,10 @@ def check_integers(name: str, values: Tensor, where: str, error: type[Exception]
 
 
 def check_selection(raw: Tensor, index_topk: int) -> None:
-    """AssertionError for a C4 selection that is not ``index_topk`` wide, TypeError for one that is not int32."""
-    want = f"int32 [T, {index_topk}] with a contiguous last dimension"
-    if raw.dtype != torch.int32:
-        refuse(TypeError, f"the selection is {_describe(raw)}", want, "write_c4_selection")
-    if raw.dim() != 2 or raw.shape[1] != index_topk or (raw.numel() and raw.stride(1) != 1):
+    """AssertionError for a C4 selection that is not int32 ``[T, index_topk]``."""
+    narrow = raw.dim() != 2 or raw.shape[1] != index_topk
+    if raw.dtype != torch.int32 or narrow or (raw.numel() and raw.stride(1) != 1):
+        want = f"int32 [T, {index_topk}] with a contiguous last dimension"
         refuse(AssertionError, f"the selection is {_describe(raw)}", want, "write_c4_selection")
 
 
