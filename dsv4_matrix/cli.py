@@ -24,6 +24,9 @@ READER_GONE = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. Arguments are ``sys.argv`` unless given."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller (`>&-`): the exit status and the files still count
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):
         # A terminal that cannot show a check mark gets an escape, not a traceback.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -32,11 +35,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of a pipe has seen enough (`| head`). Python would complain again when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return READER_GONE
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        # Only a stream has no name: stdout is a file on a full disk, say.
+        _drop_stdout()
+        print(f"dsv4-matrix: cannot write to stdout: {error.strerror}", file=sys.stderr)
+        return SHORT
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _drop_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(args: argparse.Namespace) -> int:

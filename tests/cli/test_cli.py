@@ -334,6 +334,23 @@ def test_reader_that_goes_away_is_no_error() -> None:
     assert (process.returncode, errors) == (141, b"")
 
 
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_closed_stream_is_no_error(closed: str) -> None:
+    stream = {"stdout": 1, "stderr": 2}[closed]
+    command = [sys.executable, "-m", "dsv4_matrix.cli", "check"]
+    shell = ["sh", "-c", f'exec "$@" {stream}>&-', "sh", *command]
+    run = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_full_disk_is_said_in_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "dsv4_matrix.cli", "list"]
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (run.returncode, run.stderr) == (1, "dsv4-matrix: cannot write to stdout: No space left on device\n")
+
+
 def test_terminal_without_unicode_gets_escapes(fresh: Cli, readme: Path) -> None:
     code = "import sys; from dsv4_matrix.cli import main; sys.exit(main(sys.argv[1:]))"
     ran = fresh(code, "table", "--check", "--readme", str(readme), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
