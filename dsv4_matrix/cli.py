@@ -106,6 +106,22 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--shard", metavar="I/N", help="run the I-th of N parts, whole cells; see 'dsv4-matrix plan'")
     made.add_argument("--seeds", metavar="N", help="draw each case from N seeds (default: 1)")
     made.add_argument("--timeout", metavar="SECONDS", help="end and replace a worker whose case takes longer")
+    made = add("gate", _gate, "run every covered case twice, all changed that must not matter, and compare the bits")
+    made.add_argument("--backend", metavar="NAME|module:attr", help="backend under test (default: the one installed)")
+    made.add_argument("--reference", metavar="NAME|module:attr", help="reference to judge by (default: the one)")
+    made.add_argument("--cells", metavar="EXPR", help="fnmatch patterns on case ids, comma means or: 'r4-*'")
+    made.add_argument(
+        "--level",
+        choices=("L0", "L1", "L2", "L3", "L4"),
+        default="L2",
+        help="what the second run differs in; cells that promise less are left out (default: L2, the batch)",
+    )
+    made.add_argument("-n", dest="workers", type=int, default=4, metavar="N", help="processes of the second run")
+    made.add_argument("--every", type=int, default=1, metavar="K", help="one case in K, the same ones every day")
+    made.add_argument("--minimum", type=int, metavar="N", help="rows to compare at least (default: two a case)")
+    made.add_argument("--devices", metavar="X,Y", help="with L4: entries of CUDA_VISIBLE_DEVICES for the two runs")
+    made.add_argument("--folder", metavar="DIR", default="build/gate", help="for reports and verdict (default: build/gate)")
+    made.add_argument("--require-gpu", action="store_true", help="fail where there is no usable GPU")
     made = add("bench", _bench, "time a FlashMLA-compatible kernel on this GPU against floors and a peer's table")
     made.add_argument("--kernel", metavar="NAME|module:attr", help="function to time (default: the only one installed)")
     made.add_argument("--shapes", metavar="EXPR", help="fnmatch patterns on shape names, comma means or: 'c4-h64-*'")
@@ -195,6 +211,24 @@ def _run(args: argparse.Namespace) -> int:
         shard=args.shard,
         timeout=args.timeout,
         seeds=args.seeds,
+        require_gpu=args.require_gpu,
+    )
+
+
+def _gate(args: argparse.Namespace) -> int:
+    from dsv4_matrix.gate_session import gate
+
+    return gate(
+        matrix=args.matrix,
+        backend=args.backend,
+        reference=args.reference,
+        cells=args.cells,
+        level=args.level,
+        workers=args.workers,
+        every=args.every,
+        minimum=args.minimum,
+        devices=args.devices,
+        folder=args.folder,
         require_gpu=args.require_gpu,
     )
 

@@ -40,6 +40,11 @@ class CheckedFactory:
         self._name = name
         self._factory = factory
 
+    @property
+    def original(self) -> BackendFactory:
+        """The factory as it was found, with whatever it declares about itself."""
+        return self._factory
+
     def __call__(self, runner: RunnerConfig) -> AttentionBackend:
         backend = self._factory(runner)
         _check(self._name, "the backend it makes", backend, AttentionBackend)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dsv4_triton import refusals
+from dsv4_triton import determinism, refusals
 from dsv4_triton.attention_calls import AttentionCalls, match_rows
 from dsv4_triton.breakable import BreakableGraphSupport
 from dsv4_triton.cache import KVCache
@@ -42,6 +42,9 @@ class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls):
     Raises:
         AssertionError, ValueError, NotImplementedError: for a runner that is not supported, see ``refusals``.
     """
+
+    #: which kernel paths may be part of a deterministic run, and where
+    DETERMINISM = determinism.DETERMINISM
 
     def __init__(self, runner: RunnerConfig, cache: KVCache | None = None) -> None:
         refusals.check_runner(runner)

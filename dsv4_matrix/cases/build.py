@@ -9,7 +9,7 @@ from torch import Tensor
 from dsv4_matrix.cases.batch import DRAFT_RUNNER, StepPlan, plan_steps
 from dsv4_matrix.cases.content import HEAD_DIM, Bank, Content
 from dsv4_matrix.cases.layout import Layout, Tables, lay_out
-from dsv4_matrix.cases.queries import draw_queries, select, sinks
+from dsv4_matrix.cases.queries import USUAL, draw_queries, select, sinks
 from dsv4_matrix.cases.scenario import Placement, Scenario, Step
 from dsv4_matrix.declaration.model import Case, Matrix, Variant
 from dsv4_matrix.protocol import ForwardBatch, ForwardMode, RunnerConfig
@@ -26,8 +26,17 @@ def build_scenario(case: Case, matrix: Matrix, device: str) -> Scenario:
     """
     if case.cell is None or case.variant is None:
         raise ValueError(f"{case.id}: a {case.kind} has no scenario; only variants of covered cells have one")
+    return assemble(case, plan_steps(case.cell.mode, case.variant), matrix, device)
+
+
+def assemble(case: Case, plans: tuple[StepPlan, ...], matrix: Matrix, device: str, roles: str = USUAL) -> Scenario:
+    """A scenario of these steps in the manner of ``case``: its seed, and all of its variant but the lengths.
+
+    ``roles`` of the heads are those of ``queries.draw_queries``.
+    """
+    assert case.cell is not None
+    assert case.variant is not None
     variant, ratio, seed = case.variant, case.cell.ratio, case.seed
-    plans = plan_steps(case.cell.mode, variant)
     layout = lay_out(case.cell.mode, variant, plans, ratio, seed, device)
     content = Content(plans, ratio, seed, device)
     runner = _runner(case, variant, plans, layout, matrix, device)
@@ -37,7 +46,7 @@ def build_scenario(case: Case, matrix: Matrix, device: str) -> Scenario:
     written: dict[int, int] = {}
     for number, plan in enumerate(plans):
         bank = content.bank(plan)
-        step = _step(plan, bank, variant, ratio, sink, runner.softmax_scale, seed, number, device)
+        step = _step(plan, bank, variant, ratio, sink, runner.softmax_scale, seed, number, device, roles)
         steps.append(step)
         placements.append(_placement(plan, bank, step, layout, variant, ratio, written, device))
     return Scenario(case.id, seed, runner, tuple(steps), tuple(placements))
@@ -76,6 +85,7 @@ def _step(
     seed: int,
     number: int,
     device: str,
+    roles: str,
 ) -> Step:
     counts = [span.rows for span in plan.spans]
     request = np.repeat(np.arange(len(counts)), counts)
@@ -83,7 +93,7 @@ def _step(
     selection = None
     if ratio == 4:
         selection = select(positions, variant.index_topk, variant.pages != "identity", seed, number)
-    q = draw_queries(bank, ratio, request, positions, selection, sink, scale, seed, number)
+    q = draw_queries(bank, ratio, request, positions, selection, sink, scale, seed, number, roles)
     rows = torch.from_numpy(bank.token_base[request] + positions).to(device)
     compressed = None
     if ratio:

@@ -24,7 +24,7 @@ USUAL = "ppfpsphp"
 #: that neither the logarithm of the sum nor the log-sum-exp is so large that it hides the sum's last bits.
 FINE = "ppzpzpzp"
 #: Scores of such a head deviate by this, for a query of this deviation.
-_FINE_SCORES, _FINE_DEVIATION = 2.4, 6.0
+_FINE_SCORES, _FINE_DEVIATION = 1.6, 4.0
 #: A peaked key's score above the other keys', for up to 128 keys; grows with their logarithm, so that its share stays.
 _BOOST = 5.5
 #: The same of a hot key, far above the 88.7 at which exp overflows in fp32: a sum without its running maximum shows.

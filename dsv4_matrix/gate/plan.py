@@ -24,6 +24,7 @@ class RunPlan:
         locale, timezone: ``LC_ALL`` and ``TZ``.
         composition: how the needle row is put into a batch, a name of the determinism cells' kinds.
         fillers: enters the seed of all rows but the needle.
+        device: entry of CUDA_VISIBLE_DEVICES; empty for all that the user gave.
     """
 
     name: str
@@ -34,11 +35,13 @@ class RunPlan:
     timezone: str
     composition: str
     fillers: int
+    device: str = ""
 
     def environ(self, run: str) -> dict[str, str]:
         """Variables of this run named ``run``; ``PYTHONHASHSEED`` goes through the profile."""
         plan = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
-        return {"LC_ALL": self.locale, "TZ": self.timezone, PLAN_VARIABLE: plan, RUN_VARIABLE: run}
+        pinned = {"CUDA_VISIBLE_DEVICES": self.device} if self.device else {}
+        return {"LC_ALL": self.locale, "TZ": self.timezone, PLAN_VARIABLE: plan, RUN_VARIABLE: run, **pinned}
 
     @classmethod
     def observed(cls, environ: Mapping[str, str]) -> RunPlan | None:

@@ -16,6 +16,8 @@ from dsv4_matrix.declaration.model import Level
 from dsv4_matrix.report import canonical
 from dsv4_matrix.report.result import Report
 
+__all__ = ["BitsReport", "CaseBits", "Level", "dumps", "loads"]
+
 
 @dataclass(frozen=True)
 class CaseBits:

@@ -1,0 +1,206 @@
+"""One request, the needle, in batches of many kinds: what it says is the same in each, all around it differs.
+
+A pure function over scenarios. Fillers, pages, slots and request rows are drawn from the seed of the fillers; the
+needle's keys, entries, selection and queries are laid over them from a scenario in which it is alone. So the same
+logical rows are answered in other places of the batch, beside other rows, from other physical pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dsv4_matrix.cases.batch import DRAFT_RUNNER, Span, StepPlan, forward_mode
+from dsv4_matrix.cases.build import assemble
+from dsv4_matrix.cases.queries import FINE
+from dsv4_matrix.cases.scenario import Placement, Scenario, Step
+from dsv4_matrix.declaration.model import Case, Matrix, Variant
+
+#: Tokens by which a shorter needle's prefix grows: a whole page keeps its place in a page, a group and a window. Then
+#: its window is full, and there are entries enough for keys to be split.
+_PAGE = 256
+#: Committed tokens of neighbours, beside the needle's own length.
+_LONG, _SHORT = 1900, 2
+_SOME, _OTHERS = 70, 131
+
+ALONE = "alone"
+#: Kinds of batches, each a row of requests: ``N`` is the needle, the others are fillers by name.
+KINDS: dict[str, str] = {
+    ALONE: "N",
+    "first": "N a b",
+    "middle": "a N b",
+    "last": "a b N",
+    "dup": "N a N",
+    "permuted": "b N a",
+    "long-neighbour": "long N",
+    "short-neighbour": "N short",
+    "empty-neighbour": "empty N empty",
+    "nan-neighbour": "nan N nan",
+}
+_PREFIXES = {"a": _SOME, "b": _OTHERS, "long": _LONG, "short": _SHORT, "empty": 0, "nan": _SOME}
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A scenario whose steps are batches of the given kinds, and where the needle stands in each.
+
+    Attributes:
+        scenario: all kinds in turn; for a draft runner each kind is a chain of steps.
+        alone: the needle's own scenario, one step or one chain: what it must answer wherever it stands.
+        kinds: name of each step's batch.
+        own_step: step of ``alone`` that each step repeats.
+        rows: places of the needle's rows in each step, one slice for each time it is there.
+    """
+
+    scenario: Scenario
+    alone: Scenario
+    kinds: tuple[str, ...]
+    own_step: tuple[int, ...]
+    rows: tuple[tuple[slice, ...], ...]
+
+
+def has_needle(case: Case) -> bool:
+    """Whether ``case`` has a request at all; an idle case has none."""
+    return case.variant is not None and bool(case.variant.prefix_lens)
+
+
+def compose(case: Case, matrix: Matrix, device: str, kinds: Sequence[str], fillers: int) -> Composition:
+    """The needle of ``case`` in batches of ``kinds``, with fillers drawn from ``fillers`` and the case's id.
+
+    ValueError for a case without a request, and for a kind that is not in ``KINDS``.
+    """
+    if case.cell is None or case.variant is None or not has_needle(case):
+        raise ValueError(f"{case.id}: has no request that could be a needle")
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise ValueError(f"{case.id}: no composition is called {', '.join(unknown)}; there are {', '.join(KINDS)}")
+    prefix, rows = _needle(case.variant)
+    steps = case.variant.num_steps - 1 if case.cell.mode == DRAFT_RUNNER else 1
+    alone = assemble(case, _plans(case.variant, [[(prefix, rows)]], steps), matrix, device, FINE)
+    names = [KINDS[kind].split() for kind in kinds]
+    batches = [[(prefix if n == "N" else _PREFIXES[n], rows) for n in batch] for batch in names]
+    around = replace(case, id=f"{case.id}#fillers-{fillers}")  # another seed; no declared id has this character
+    scenario = assemble(around, _plans(case.variant, batches, steps), matrix, device)
+    laid: list[tuple[Step, Placement]] = []
+    for number, (step, placement) in enumerate(zip(scenario.steps, scenario.placements, strict=True)):
+        batch = names[number // steps]
+        own = number % steps
+        for at in (at for at, name in enumerate(batch) if name == "N"):
+            step, placement = _overlaid(step, placement, at, alone.steps[own], alone.placements[own])
+        for at in (at for at, name in enumerate(batch) if name == "nan"):
+            step, placement = _poisoned(step, placement, at)
+        laid.append((replace(step, sink=alone.steps[0].sink), placement))
+    return Composition(
+        scenario=replace(
+            scenario, steps=tuple(step for step, _ in laid), placements=tuple(placement for _, placement in laid)
+        ),
+        alone=alone,
+        kinds=tuple(kind for kind in kinds for _ in range(steps)),
+        own_step=tuple(range(steps)) * len(kinds),
+        rows=tuple(_places(batch, rows if steps == 1 else 1) for batch in names for _ in range(steps)),
+    )
+
+
+def variant_for(composition: Composition, variant: Variant) -> Variant:
+    """``variant`` for driving a composition in a graph: a bucket that leaves pad rows behind the largest batch."""
+    largest = max(placement.batch.batch_size for placement in composition.scenario.placements)
+    return replace(variant, bucket=largest + 2)
+
+
+def _needle(variant: Variant) -> tuple[int, int]:
+    """``(prefix, rows)`` of the longest request, grown to at least a page."""
+    lengths = variant.extend_lens or (1,) * len(variant.prefix_lens)
+    prefix, rows = max(zip(variant.prefix_lens, lengths, strict=True))
+    return (prefix if prefix >= _PAGE else prefix + _PAGE), rows
+
+
+def _plans(variant: Variant, batches: Sequence[Sequence[tuple[int, int]]], steps: int) -> tuple[StepPlan, ...]:
+    """Steps of these ``(prefix, rows)`` requests, each batch under tables of its own, all requests distinct."""
+    kind = forward_mode(variant)
+    plans, first = [], 0
+    for group, batch in enumerate(batches):
+        for step in range(steps):
+            spans = tuple(Span(first + at, prefix + step, rows, rows) for at, (prefix, rows) in enumerate(batch))
+            plans.append(StepPlan(kind, spans, group))
+        first += len(batch)
+    return tuple(plans)
+
+
+def _places(batch: Sequence[str], rows: int) -> tuple[slice, ...]:
+    return tuple(slice(at * rows, (at + 1) * rows) for at, name in enumerate(batch) if name == "N")
+
+
+def _overlaid(step: Step, placement: Placement, at: int, own: Step, own_placement: Placement) -> tuple[Step, Placement]:
+    """Request ``at`` says what ``own``'s only request says."""
+    rows = _rows_of(step, at)
+    history, entries = _stored_of(placement, at)
+    step = replace(
+        step,
+        tokens=_put(step.tokens, _part(step.token_base, at), own.tokens),
+        entries=_put(step.entries, _part(step.entry_base, at), own.entries),
+        selection=_put_some(step.selection, rows, own.selection),
+        q=_put(step.q, rows, own.q),
+        k=_put(step.k, rows, own.k),
+        compressed=_put_some(step.compressed, rows, own.compressed),
+    )
+    return step, replace(
+        placement,
+        history_k=_put(placement.history_k, history, own_placement.history_k),
+        entry_k=_put_some(placement.entry_k, entries, own_placement.entry_k),
+    )
+
+
+def _poisoned(step: Step, placement: Placement, at: int) -> tuple[Step, Placement]:
+    """Request ``at`` holds NaN in its query, its keys and all that is stored of it."""
+    rows, nan = _rows_of(step, at), torch.tensor(float("nan"))
+    history, entries = _stored_of(placement, at)
+    step = replace(
+        step,
+        q=_put(step.q, rows, nan),
+        k=_put(step.k, rows, nan),
+        compressed=_put_some(step.compressed, rows, nan),
+    )
+    return step, replace(
+        placement,
+        history_k=_put(placement.history_k, history, nan),
+        entry_k=_put_some(placement.entry_k, entries, nan),
+    )
+
+
+def _put(values: Tensor, where: slice | Tensor, new: Tensor) -> Tensor:
+    """A copy of ``values`` with ``new`` at ``where``."""
+    values = _copy(values)
+    values[where] = new.to(values.device, values.dtype)
+    return values
+
+
+def _put_some(values: Tensor | None, where: slice | Tensor | None, new: Tensor | None) -> Tensor | None:
+    """The same where there is such a tensor at all."""
+    return values if values is None or where is None or new is None else _put(values, where, new)
+
+
+def _copy(values: Tensor) -> Tensor:
+    """A copy with the same strides: a strided query stays a slice of a wider tensor."""
+    if values.is_contiguous():
+        return values.clone()
+    wide = values.new_full((*values.shape[:2], values.stride(1)), float("nan"))
+    wide[..., : values.shape[2]] = values
+    return wide[..., : values.shape[2]]
+
+
+def _rows_of(step: Step, at: int) -> slice:
+    first = sum(step.row_counts[:at])
+    return slice(first, first + step.row_counts[at])
+
+
+def _part(base: Tensor, at: int) -> slice:
+    return slice(int(base[at]), int(base[at + 1]))
+
+
+def _stored_of(placement: Placement, at: int) -> tuple[Tensor, Tensor | None]:
+    """Which rows of the placement's history and entries are of request ``at``."""
+    locations = placement.req_to_token[int(placement.batch.req_pool_indices[at])]
+    history = torch.isin(placement.history_loc, locations)
+    return history, None if placement.entry_loc is None else torch.isin(placement.entry_loc, locations)

@@ -1,0 +1,116 @@
+"""One case as the gate runs it: its needle in the batches of a plan, judged for accuracy, its bits kept by row.
+
+Equal bits alone prove nothing: the answers must also be right, and the inputs such that other sums would show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dsv4_matrix.declaration.model import Case
+from dsv4_matrix.execution import Execution, Setup, fault
+from dsv4_matrix.report.bits import CaseBits
+from dsv4_matrix.report.result import Outcome, Result, format_margin
+
+if TYPE_CHECKING:
+    from dsv4_matrix.cases.compose import Composition
+    from dsv4_matrix.gate.plan import RunPlan
+    from dsv4_matrix.gate.rows import RowStore
+    from dsv4_matrix.modes.composed import Answer
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A case's result under a plan and what a person reads; its bits, None unless it passed."""
+
+    result: Result
+    message: str
+    bits: CaseBits | None
+
+
+def execute_composed(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None = None) -> Composed:
+    """Run the needle of ``case`` in the batches of ``plan``. Whatever the backend raises is an outcome.
+
+    The case passes if its mode was driven without a violation, every batch of one path gave the needle the same bits,
+    these are within the budgets of the declaration, and another split of the keys would have changed them.
+    """
+    from dsv4_matrix.modes.errors import BackendError
+
+    try:
+        return _execute(case, setup, plan, keep)
+    except BackendError as error:
+        return _short(fault(case, setup, Outcome.ERROR, str(error)))
+
+
+def kinds_of(plan: RunPlan) -> tuple[str, ...]:
+    """Batches of a plan: ``alone``, ``among`` for all others, or names of compositions with commas between."""
+    from dsv4_matrix.cases.compose import ALONE, KINDS
+
+    if plan.composition == "among":
+        return tuple(kind for kind in KINDS if kind != ALONE)
+    return tuple(plan.composition.split(","))
+
+
+def _execute(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None) -> Composed:
+    from dsv4_matrix.cases.compose import compose
+    from dsv4_matrix.judge import judge
+    from dsv4_matrix.judge.case_bits import case_bits
+    from dsv4_matrix.judge.split_sight import LEAST, split_sight
+    from dsv4_matrix.modes.composed import drive_composition
+
+    assert case.cell is not None
+    device = setup.machine.torch_device
+    composition = compose(case, setup.matrix, device, kinds_of(plan), plan.fillers)
+    trace, answers = drive_composition(case, composition, setup.backend.factory, device)
+    told = [*trace.violations, *_disagreements(answers, composition)]
+    if told:
+        return _short(fault(case, setup, Outcome.FAILED, "\n".join(told)))
+    first = {(a.observation.leg, a.observation.step): a.observation for a in reversed(answers)}
+    observations = [first[key] for key in sorted(first)]
+    alone = replace(composition.alone, case_id=case.id)
+    verdict = judge(
+        case,
+        alone,
+        observations,
+        setup.reference,
+        setup.matrix.tolerances,
+        backend_name=setup.backend.name,
+        device=setup.machine.model,
+    )
+    if verdict.outcome != "passed":
+        reason = verdict.message.partition("\n")[0]
+        return _short(fault(case, setup, Outcome(verdict.outcome), f"the needle: {reason}\n{verdict.message}"))
+    share = split_sight(alone.steps[0], setup.reference)
+    if share < LEAST:
+        why = f"another split of the needle's keys changes the bits of {share:.0%} of its heads, {LEAST:.0%} are needed"
+        return _short(fault(case, setup, Outcome.INSENSITIVE, why))
+    counts = {"captures": trace.captures, "replays": trace.replays}
+    result = Result(case.id, case.cell_id, case.kind, Outcome.PASSED, "", format_margin(verdict.margin), **counts)
+    put = None if keep is None else partial(keep.put, case.id)
+    return Composed(result, "", case_bits(alone, observations, case.cell.promise, keep=put))
+
+
+def _disagreements(answers: Sequence[Answer], composition: Composition) -> list[str]:
+    """Sentences on the needle's answers that are not the bits of the first one on their path."""
+    from dsv4_matrix.judge.bits import first_difference
+
+    first: dict[tuple[str, int], Answer] = {}
+    told = []
+    for answer in answers:
+        seen = answer.observation
+        other = first.setdefault((seen.leg, seen.step), answer)
+        if other is answer:
+            continue
+        positions = [f"p{position}" for position in composition.alone.steps[seen.step].positions.tolist()]
+        for name in ("out", "lse"):
+            found = first_difference(getattr(other.observation, name), getattr(seen, name), positions)
+            if found is not None:
+                told.append(f"the needle's {name} in batch {answer.kind} is not that in batch {other.kind}: {found}")
+    return told
+
+
+def _short(done: Execution) -> Composed:
+    return Composed(done.result, done.message, None)

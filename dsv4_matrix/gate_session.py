@@ -1,0 +1,263 @@
+"""``dsv4-matrix gate``: the matrix twice as child processes, and what each of the two children does.
+
+The parent imports no torch. A child learns its plan from the environment, runs the needles of all selected cases in the
+batches of the plan, and leaves a report with digests and an attestation of each of its workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsv4_matrix.context import BadInputError, Context, Options
+from dsv4_matrix.gate import PLAN_A, PLAN_B, RunPlan, run_gate, sampled
+from dsv4_matrix.report.bits import Level
+
+if TYPE_CHECKING:
+    from dsv4_matrix.composition import Composed
+    from dsv4_matrix.declaration.model import Case, Matrix
+
+GOOD, SHORT, BAD_INPUT = 0, 1, 2
+#: More failures than this are left to the verdict, which names each in a line.
+_FULL_MESSAGES = 4
+#: Kernel paths that an admitted backend declares; a prefill of many rows takes the second.
+ATTENTION, PREFILL = "attention", "sparse-prefill"
+
+
+def gate(
+    *,
+    matrix: str | None = None,
+    backend: str | None = None,
+    reference: str | None = None,
+    cells: str | None = None,
+    level: str = Level.BATCH.value,
+    workers: int = PLAN_B.workers,
+    every: int = 1,
+    minimum: int | None = None,
+    devices: str | None = None,
+    folder: str | os.PathLike[str] = "build/gate",
+    require_gpu: bool = False,
+) -> int:
+    """Run twice, compare bit for bit, print the verdict.
+
+    Args:
+        matrix, backend, reference, cells, require_gpu: as of ``session.run_matrix``.
+        level: what run B differs in: L0 in nothing, L1 in order, processes, hash seed and locale, L2 and L3 in the
+            batches around each needle too, L4 also in the device. Cells that promise less are left out.
+        workers: processes of run B.
+        every: one case in so many, chosen by the crc32 of its id.
+        minimum: rows to be compared at least; by default two for each case that every device runs.
+        devices: ``X,Y``, entries of CUDA_VISIBLE_DEVICES for the two runs; needed for L4.
+        folder: where reports, rows and verdict go.
+
+    Returns:
+        0 aligned, 1 anything else, 2 for bad input.
+    """
+    asked = Level(level)
+    here = Path.cwd()
+    options = Options(
+        matrix=None if matrix is None else here / matrix,
+        backend=backend,
+        reference=reference,
+        cells=cells,
+        report=None,
+        require_gpu=require_gpu,
+        search=here,
+        explicit=True,
+    )
+    context = Context(options)
+    try:
+        plans = _plans(asked, workers, devices)
+        on_any = {case.id for case in _comparable(context.matrix, "cpu", asked)}
+        chosen = sampled((case.id for case in context.selected), every)
+        least = max(1, 2 * len(on_any & set(chosen)))
+    except (BadInputError, ValueError) as error:
+        print(f"dsv4-matrix gate: {error}", file=sys.stderr)
+        return BAD_INPUT
+    child = ["-m", "dsv4_matrix.gate_session", "--matrix", context.matrix.path, "--every", str(every)]
+    for name, value in (("--backend", backend), ("--reference", reference), ("--cells", cells)):
+        child += [] if value is None else [name, value]
+    child += ["--require-gpu"] if require_gpu else []
+    return run_gate(
+        lambda plan, report: [*child, "--report", str(report)],
+        level=asked,
+        minimum=least if minimum is None else minimum,
+        folder=here / folder,
+        plans=plans,
+    )
+
+
+def _plans(level: Level, workers: int, devices: str | None) -> tuple[RunPlan, RunPlan]:
+    """The two plans; ValueError for devices that do not fit the level."""
+    if workers < 1:
+        raise ValueError(f"-n {workers}: run B needs at least one process")
+    second = {
+        Level.SAME_PLAN: replace(PLAN_A, name="B"),
+        Level.SAME_CASES: replace(PLAN_B, workers=workers, composition=PLAN_A.composition, fillers=PLAN_A.fillers),
+    }.get(level, replace(PLAN_B, workers=workers))
+    named = (devices or "").split(",") if devices else []
+    if level is Level.DEVICE and len(set(named)) != 2:
+        raise ValueError("--level L4 compares two devices of one model; name them, as in --devices 0,1")
+    if level is not Level.DEVICE and named:
+        raise ValueError(f"--devices {devices}: only --level L4 compares devices")
+    return (replace(PLAN_A, device=named[0]), replace(second, device=named[1])) if named else (PLAN_A, second)
+
+
+def _comparable(matrix: Matrix, device: str, level: Level) -> list[Case]:
+    """Cases of ``device`` that have a needle and promise ``level``."""
+    return [
+        case
+        for case in matrix.cases(device)
+        if case.cell and case.variant and case.variant.prefix_lens and case.cell.promise.covers(level)
+    ]
+
+
+# --- the children
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """One run of a gate. 0 when the report is written, whatever the cases say; 2 for bad input."""
+    parser = argparse.ArgumentParser(prog="python -m dsv4_matrix.gate_session", allow_abbrev=False)
+    for name in ("--matrix", "--backend", "--reference", "--cells"):
+        parser.add_argument(name)
+    parser.add_argument("--report", required=True, type=Path)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--require-gpu", action="store_true")
+    args = parser.parse_args(argv)
+    plan = RunPlan.observed(os.environ)
+    if plan is None:
+        print("dsv4_matrix.gate_session: no plan; 'dsv4-matrix gate' starts this", file=sys.stderr)
+        return BAD_INPUT
+    options = Options(
+        matrix=Path(args.matrix),
+        backend=args.backend,
+        reference=args.reference,
+        cells=args.cells,
+        report=args.report,
+        require_gpu=args.require_gpu,
+        search=Path.cwd(),
+        explicit=True,
+    )
+    try:
+        return _run(Context(options), plan, args.every)
+    except (BadInputError, ValueError) as error:
+        print(f"dsv4-matrix gate, run {plan.name}: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except BrokenProcessPool:
+        print(f"dsv4-matrix gate, run {plan.name}: a worker died", file=sys.stderr)
+        return SHORT
+
+
+def _run(context: Context, plan: RunPlan, every: int) -> int:
+    from dsv4_matrix.gate import write_attestations
+    from dsv4_matrix.report.bits import BitsReport, dumps
+    from dsv4_matrix.report.canonical import write_in_one_step
+    from dsv4_matrix.report.result import Report
+
+    report = context.options.report
+    assert report is not None
+    header, ledger = context.header(), context.ledger()
+    chosen = set(sampled((case.id for case in context.cases), every))
+    found = (case for case in _comparable(context.matrix, context.machine.kind, Level.SAME_PLAN) if case.id in chosen)
+    cases = sorted(found, key=lambda case: case.id, reverse=plan.reverse)
+    if not cases:
+        raise BadInputError("no selected case has a row to compare")
+    check_admitted(context, cases)
+    ledger.planned = {case.id for case in cases}
+    bits, attested, told = {}, {}, 0
+    for composed, worker, attestation in _executed(context, plan, cases):
+        ledger.record(composed.result)
+        attested[worker] = attestation
+        if composed.bits is not None:
+            bits[composed.result.id] = composed.bits
+        elif (told := told + 1) <= _FULL_MESSAGES:
+            print(f"run {plan.name}: {composed.message}", file=sys.stderr)
+    written = dumps(BitsReport(Report(header, ledger.complete("not compared by the gate")), bits))
+    write_in_one_step(written, report)
+    from dsv4_matrix.environment import Attestation
+
+    write_attestations(report, [Attestation.from_json(attested[worker]) for worker in sorted(attested)], os.environ)
+    return GOOD
+
+
+def check_admitted(context: Context, cases: Sequence[Case]) -> None:
+    """NotAdmittedError, a ValueError, unless the backend declares the paths that ``cases`` take on this device."""
+    from dsv4_matrix.admission import NotAdmittedError, admit, declared
+
+    needed = [ATTENTION]
+    if any(case.variant is not None and case.variant.forward == "extend" for case in cases):
+        needed.append(PREFILL)
+    factory = context.setup.backend.factory
+    paths = admit(declared(getattr(factory, "original", factory)), needed, _architecture(context))
+    for path in paths:
+        if reason := path.unsupported(Level.BATCH):
+            raise NotAdmittedError(f"{reason}; run its requests one at a time, there is no batch to compare")
+
+
+def _architecture(context: Context) -> str:
+    """``interpreter``, ``sm90``, ``gfx950``: as backends name it in their declaration."""
+    if context.machine.kind != "gpu":
+        return "interpreter"
+    import torch
+
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(0).gcnArchName).partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(0)
+    return f"sm{major}{minor}"
+
+
+def _executed(context: Context, plan: RunPlan, cases: Sequence[Case]) -> Iterator[tuple[Composed, int, str]]:
+    """Each case with its worker and the worker's attestation, in the order of ``cases``."""
+    workers = min(plan.workers, len(cases))
+    if workers == 1:
+        for case in cases:
+            yield _one(context, plan, case)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn"), _start, (context.options, plan)) as pool:
+        yield from pool.map(_one_here, [case.id for case in cases])
+
+
+#: Of a worker process: its context and plan.
+_worker: tuple[Context, RunPlan] | None = None
+
+
+def _start(options: Options, plan: RunPlan) -> None:
+    global _worker
+    _worker = Context(options), plan
+    _ = _worker[0].setup
+
+
+def _one_here(case_id: str) -> tuple[Composed, int, str]:
+    assert _worker is not None
+    context, plan = _worker
+    return _one(context, plan, next(case for case in context.matrix.cases() if case.id == case_id))
+
+
+def _one(context: Context, plan: RunPlan, case: Case) -> tuple[Composed, int, str]:
+    from dsv4_matrix.composition import execute_composed
+    from dsv4_matrix.environment import SUITE, attest
+    from dsv4_matrix.gate import row_store
+
+    assert context.options.report is not None
+    # numpy on a poisoned row, in Triton's interpreter
+    warnings.filterwarnings("ignore", "All-NaN slice encountered", RuntimeWarning)
+    faulthandler.dump_traceback_later(context.timeout, exit=True)  # a hung kernel never returns to Python
+    try:
+        composed = execute_composed(case, context.setup, plan, row_store(context.options.report))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return composed, os.getpid(), attest([SUITE]).to_json()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
