@@ -59,7 +59,7 @@ def test_cell(matrix_case):
     [
         ("illegal", "error", "illegal memory access"),
         ("late", "error", "after the case the device reported"),
-        ("hang", "timeout", "no result within 60 s"),
+        ("hang", "timeout", "no result within 30 s"),
     ],
 )
 def test_one_case_is_lost_and_the_rest_passes(
@@ -74,7 +74,7 @@ def test_one_case_is_lost_and_the_rest_passes(
         monkeypatch.setenv("FAULT", injected)
         result = pytester.runpytest_subprocess(
             *("-n1", f"--matrix={ROOT / 'matrix.yaml'}", "--matrix-backend=triton", f"--matrix-cells={CELLS}"),
-            *("--matrix-require-gpu", "--matrix-timeout", "60", "--matrix-report", "out.jsonl"),
+            *("--matrix-require-gpu", "--matrix-timeout", "30", "--matrix-report", "out.jsonl"),
             timeout=500,
         )
         assert result.ret == (1 if injected else 0)
