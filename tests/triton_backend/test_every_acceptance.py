@@ -31,6 +31,9 @@ SWEEPS = {
 @pytest.mark.parametrize("ratio", SWEEPS)
 def test_nothing_of_a_rejected_draft_is_attended(ratio, reuse):
     starts, drafts = SWEEPS[ratio]
+    if reuse == "freed":
+        # what a newcomer finds in freed slots depends on their number, not on who freed them
+        drafts = drafts[-1:]
     requests = [(start, n, kept) for n in drafts for start in starts for kept in range(1, n + 1)]
     prefix_lens, extend_lens, accept_lens = zip(*requests, strict=True)
     variant = Variant(
