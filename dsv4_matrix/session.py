@@ -44,8 +44,9 @@ def run_matrix(
         matrix: the declaration; by default ``matrix.yaml`` here or above, else the packaged one.
         backend, reference: name of an entry point, or ``module:attr``; by default the only one installed.
         cells: fnmatch patterns on case ids, comma means or.
-        workers: processes, ``auto`` (one a visible GPU, else one a CPU; the default) or a number; 0 runs in this one,
-            where a hang or a crash ends the run.
+        workers: processes, ``auto`` (one a visible GPU, else one a CPU) or a number; 0 runs in this one, where a hang
+            or a crash ends the run. By default ``auto``, and 0 on a machine with one GPU: a worker there runs nothing
+            beside another, and costs a second start of Python, torch and CUDA.
         report: file for the canonical report, telemetry beside it.
         record: folder for this device's evidence, ``<device>.jsonl``; only a complete run is recorded.
         shard: ``I/N`` runs the I-th of N parts of the cells.
@@ -191,9 +192,10 @@ def _workers(asked: str | None, context: Context) -> int:
     if len(context.cases) == 1:
         return 0
     try:
-        return min(worker_count(), len(units_of(context.cases)))
+        count = min(worker_count(), len(units_of(context.cases)))
     except GpuListError as error:
         raise BadInputError(str(error)) from None
+    return 0 if asked is None and count == 1 else count
 
 
 def _evidence_path(context: Context, record: str | os.PathLike[str] | None) -> Path | None:
