@@ -69,8 +69,8 @@ def _demand_refusal(case: Case, probe: Probe, site: Site, refused: Refused, says
         if not re.search(probe.match, str(error)):
             raise ProbeFailed(
                 f"{case.id}: {site.call} raised {probe.raises} with another message.\ngot      {found}\n{says}\n"
-                "If the call still refuses for the declared reason, edit `match` of the probe; if not, the reason no "
-                "longer holds."
+                "If it refuses for the declared reason, name that in the message, or edit `match` of the probe where "
+                "the declaration is yours; if not, the reason no longer holds."
             ) from error
         return
     raise ProbeFailed(f"{case.id}: {site.call} went through; a refusal was due.\n{says}\n{_advice(case)}")

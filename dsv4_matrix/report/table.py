@@ -70,8 +70,12 @@ def matrix_table(matrix: Matrix, results: Iterable[Result], style: str = "simple
 
 
 def refusals_text(results: Iterable[Result]) -> str:
-    """``25/25 refusals outside the cells hold``; names those that do not."""
+    """``25/25 refusals outside the cells hold``; names those that do not, and counts those that did not run."""
     refusals = [result for result in results if result.kind == "refusal"]
-    short = [result.id for result in refusals if result.outcome is not Outcome.PASSED]
-    text = f"{len(refusals) - len(short)}/{len(refusals)} refusals outside the cells hold"
-    return f"{text}; not: {', '.join(short)}" if short else text
+    ran = [result for result in refusals if result.outcome is not Outcome.NOT_RUN]
+    short = [result.id for result in ran if result.outcome is not Outcome.PASSED]
+    if not ran:
+        return f"no refusal outside the cells was run, of {len(refusals)}"
+    text = f"{len(ran) - len(short)}/{len(ran)} refusals outside the cells hold"
+    text = f"{text}; not: {', '.join(short)}" if short else text
+    return f"{text}; {len(refusals) - len(ran)} not run" if len(ran) < len(refusals) else text

@@ -89,6 +89,13 @@ def test_a_refusal_that_was_not_seen_is_shown(matrix: Matrix, report: Report) ->
     assert refusals_text([broken]) == "0/1 refusals outside the cells hold; not: refusal-head-dim"
 
 
+def test_a_refusal_that_was_not_run_neither_holds_nor_fails(report: Report) -> None:
+    waiting = replace(report.results[6], id="refusal-other", outcome=Outcome.NOT_RUN)
+    assert refusals_text([report.results[6], waiting]) == "1/1 refusals outside the cells hold; 1 not run"
+    assert refusals_text([waiting]) == "no refusal outside the cells was run, of 1"
+    assert refusals_text([]) == "no refusal outside the cells was run, of 0"
+
+
 def test_nan_is_the_worst_margin(report: Report) -> None:
     results = [replace(report.results[2], margin=margin) for margin in ("0.62", "nan", "inf", "12")]
     assert worst_margin(results) == "nan"
