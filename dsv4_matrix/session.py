@@ -82,7 +82,8 @@ def run_matrix(
             canonical.check_writable(options.report)
         before = context.header()
     except (BadInputError, canonical.ReportError) as error:
-        print(f"dsv4-matrix run: {error}", file=sys.stderr)
+        # The plugin's options have a prefix that those of this command do not have.
+        print(f"dsv4-matrix run: {str(error).replace('--matrix-', '--')}", file=sys.stderr)
         return BAD_INPUT
     machine = context.machine
     total = len(context.cases)

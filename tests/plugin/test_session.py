@@ -125,7 +125,7 @@ def test_sources_that_change_under_way_are_not_evidence(run: Run, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"cells": "r9-*"}, "--matrix-cells: no case id matches 'r9-*'"),
+        ({"cells": "r9-*"}, "run: --cells: no case id matches 'r9-*'"),
         ({"backend": "nowhere"}, "there is no backend 'nowhere'; installed backends"),
         ({"report": "absent/out.jsonl"}, "there is no directory"),
         ({"workers": "many"}, "-n many: give 'auto' or a number of processes"),
