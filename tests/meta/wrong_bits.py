@@ -1,0 +1,108 @@
+"""The Triton backend with one defect each that leaves its numbers right and its bits not: for the gate alone to find.
+
+``module:attr`` loads them: ``dsv4-matrix gate --backend wrong_bits:SplitsFollowBatch``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from dsv4_triton import DSV4TritonBackend, attention
+from torch import Tensor
+
+
+@contextmanager
+def patched(name: str, value: Any) -> Iterator[None]:
+    """Another value of a name of the attention's host side, for one call."""
+    sound = getattr(attention, name)
+    setattr(attention, name, value)
+    try:
+        yield
+    finally:
+        setattr(attention, name, sound)
+
+
+class SplitsFollowBatch(DSV4TritonBackend):
+    """More rows in a batch, fewer keys in a split."""
+
+    def attend(self, q: Tensor, *rest: Any):
+        with patched("SPLIT_KEYS", 640 if q.shape[0] <= 2 else 64):
+            return super().attend(q, *rest)
+
+
+class TileFollowsBatch(DSV4TritonBackend):
+    """A batch of several requests gets a tile of fewer keys, as an autotuner would choose by its size."""
+
+    def attend(self, q: Tensor, *rest: Any):
+        sound = attention.target_of
+        smaller = (
+            sound if q.shape[0] <= 2 else lambda device: replace(sound(device), block_n=sound(device).block_n // 2)
+        )
+        with patched("target_of", smaller):
+            return super().attend(q, *rest)
+
+
+class OrderFollowsHash(DSV4TritonBackend):
+    """A full window is listed in the order of a set of strings, which the process's hash seed decides."""
+
+    def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, *rest: Any):
+        order = sorted(range(indices.shape[-1]), key=lambda column: hash(f"column {column}"))
+        full = (topk_length == indices.shape[-1]).view(-1, 1, 1)
+        listed = torch.where(full, indices[..., torch.tensor(order, device=indices.device)], indices)
+        return super().attend(q, k_cache, listed, topk_length, *rest)
+
+
+class PositionInBatch(DSV4TritonBackend):
+    """The last row of a batch is summed in the opposite order."""
+
+    def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, *rest: Any):
+        turned = (topk_length == indices.shape[-1]).view(-1, 1, 1).clone()
+        if q.shape[0] > 1:
+            turned[:-1] = False
+        return super().attend(q, k_cache, torch.where(turned, indices.flip(-1), indices), topk_length, *rest)
+
+
+class ReadsPastLength(DSV4TritonBackend):
+    """One compressed entry more than a row has is read: the first one of the row before it."""
+
+    def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, sink: Any, *extra: Any):
+        if extra:
+            cache, entries, length = extra
+            column = torch.arange(entries.shape[-1], device=entries.device)
+            beyond = (column == length.view(-1, 1)).unsqueeze(1)
+            extra = (cache, torch.where(beyond, entries[..., :1].roll(1, 0), entries), length + 1)
+        return super().attend(q, k_cache, indices, topk_length, sink, *extra)
+
+
+class NeighbourLeaks(DSV4TritonBackend):
+    """All queries of a batch are added up and multiplied by zero: NaN of one row reaches every other."""
+
+    def attend(self, q: Tensor, *rest: Any):
+        return super().attend(q + 0 * q.sum(0, keepdim=True), *rest)
+
+
+class ChangesBetweenRuns(DSV4TritonBackend):
+    """The log-sum-exp's last bits are what the process happened to start with."""
+
+    NOISE = int.from_bytes(os.urandom(3))
+
+    def attend(self, *arguments: Any):
+        out, lse = super().attend(*arguments)
+        return out, (lse.view(torch.int32) ^ (self.NOISE & 7 | 1 << (self.NOISE >> 8) % 3)).view(torch.float32)
+
+
+class Undeclared(DSV4TritonBackend):
+    """Says nothing about its bits."""
+
+    DETERMINISM = ()
+
+
+class SerialOnly(DSV4TritonBackend):
+    """Declares that only single requests keep their bits."""
+
+    DETERMINISM = tuple({**path, "concurrency": "serial_only"} for path in DSV4TritonBackend.DETERMINISM)

@@ -1,0 +1,125 @@
+"""The gate over this backend: sound runs agree in all bits, and each defect of the bits is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsv4_matrix.composition import execute_composed
+from dsv4_matrix.declaration import find_matrix, load_matrix
+from dsv4_matrix.environment import Attestation
+from dsv4_matrix.execution import Setup
+from dsv4_matrix.gate import PLAN_A, PLAN_B, RowStore, Run, compare
+from dsv4_matrix.gate.rows import describe
+from dsv4_matrix.loading import load_backend, load_reference
+from dsv4_matrix.machine import find_machine
+from dsv4_matrix.report.bits import BitsReport, Level
+from dsv4_matrix.report.result import Header, Outcome, Report
+
+META = Path(__file__).parents[1] / "meta"
+MATRIX = load_matrix(find_matrix())
+CASES = {case.id: case for case in MATRIX.cases()}
+DECODE, C4_GRAPH = "r0-eager-decode-heads-16", "r4-cg-decode-emissions"
+CHAIN = "r0-eagle-draft-runner-chain-3-steps"
+
+
+def setup(backend=None):
+    return Setup(MATRIX, find_machine(), load_backend(backend, META), load_reference())
+
+
+def two_runs(folder, case_id, backend=None, among="middle,last,nan-neighbour"):
+    """The outcomes of one case under both plans, and the verdict on its bits, in this process."""
+    served, runs, outcomes = setup(backend), [], []
+    for plan in (PLAN_A, replace(PLAN_B, composition=among)):
+        store = RowStore(folder / plan.name)
+        done = execute_composed(CASES[case_id], served, plan, store)
+        outcomes.append((done.result.outcome, done.message))
+        report = Report(Header("m", "f", "b", "d", "t", "t"), (done.result,))
+        bits = {case_id: done.bits} if done.bits is not None else {}
+        runs.append(Run(plan.name, BitsReport(report, bits), (Attestation((), (), ()),)))
+    stores = [RowStore(folder / name) for name in "AB"]
+    verdict = compare(*runs, level=Level.BATCH, detail=lambda *key: describe(*stores, *key))
+    return outcomes, verdict
+
+
+@pytest.mark.parametrize("case_id", [DECODE, C4_GRAPH, CHAIN, "r128-verify-eager-ragged", "r0-eager-extend-page-above"])
+def test_a_sound_backend_is_aligned(tmp_path, case_id):
+    outcomes, verdict = two_runs(tmp_path, case_id)
+    assert [outcome for outcome, _ in outcomes] == [Outcome.PASSED] * 2, outcomes
+    assert verdict.aligned, verdict
+    assert verdict.compared >= 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "case_id", "told"),
+    [
+        ("wrong_bits:SplitsFollowBatch", DECODE, "ulp apart"),
+        ("wrong_bits:TileFollowsBatch", DECODE, "ulp apart"),
+        ("wrong_bits:PositionInBatch", DECODE, "in batch last is not that in batch middle"),
+        ("wrong_bits:NeighbourLeaks", DECODE, "in batch nan-neighbour is not that in batch middle"),
+        ("wrong_triton:StaleGraphBuffer", C4_GRAPH, "differs in bits from the eager run"),
+        ("wrong_bits:ReadsPastLength", C4_GRAPH, "in batch nan-neighbour is not that in batch middle"),
+    ],
+)
+def test_each_defect_is_found(tmp_path, wrong, case_id, told):
+    kinds = "middle" if told == "ulp apart" else "middle,last,nan-neighbour"
+    outcomes, verdict = two_runs(tmp_path, case_id, wrong, kinds)
+    assert not verdict.aligned
+    said = "\n".join([str(verdict), *(message for _, message in outcomes)])
+    assert told in said, said
+
+
+def test_a_case_whose_bits_show_no_split_is_insensitive(monkeypatch):
+    monkeypatch.setattr("dsv4_matrix.judge.split_sight.LEAST", 1.1)
+    done = execute_composed(CASES[DECODE], setup(), PLAN_A)
+    assert done.result.outcome is Outcome.INSENSITIVE
+    assert done.bits is None
+    assert "another split of the needle's keys" in done.message
+
+
+# --- the command, with its child processes
+
+
+def gate(folder, *arguments):
+    command = [sys.executable, "-m", "dsv4_matrix.cli", "gate", "--folder", str(folder), *arguments]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("NCCL", "CUBLAS", "NVIDIA_TF32"))}
+    done = subprocess.run(command, cwd=META, env=environ, capture_output=True, text=True, timeout=500, check=False)
+    verdicts = [json.loads(path.read_text()) for path in folder.glob("gate-*/verdict.json")]
+    return done.returncode, done.stdout + done.stderr, verdicts[0] if verdicts else None
+
+
+def test_the_command_finds_sound_runs_aligned(tmp_path):
+    status, said, verdict = gate(tmp_path, "--cells", f"{DECODE},{C4_GRAPH}", "-n", "2")
+    assert status == 0, said
+    assert verdict["aligned"]
+    assert verdict["compared"] == 4
+    assert "run B: 2 workers, descending order" in said
+
+
+def test_the_command_finds_an_order_that_follows_the_hash_seed(tmp_path):
+    more = ("--cells", DECODE, "-n", "1", "--level", "L1")
+    status, said, verdict = gate(tmp_path, "--backend", "wrong_bits:OrderFollowsHash", *more)
+    assert status == 1, said
+    assert {mismatch["case"] for mismatch in verdict["mismatched"]} == {DECODE}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (("--backend", "wrong_bits:Undeclared"), 1, "path attention declares no determinism"),
+        (("--backend", "wrong_bits:SerialOnly"), 1, "unsupported(serial_only)"),
+        (("--cells", "r9*"), 2, "no case id matches 'r9*'"),
+        (("--level", "L4"), 2, "name them, as in --devices 0,1"),
+        (("--devices", "0,1"), 2, "only --level L4 compares devices"),
+    ],
+)
+def test_the_command_refuses(tmp_path, arguments, status, told):
+    found, said, _ = gate(tmp_path, *(() if "--cells" in arguments else ("--cells", DECODE)), *arguments)
+    assert told in said
+    assert found == status
