@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dsv4_matrix.modes.host_sync import SyncWatch
 from dsv4_matrix.modes.recorder import RecordedStep
 
 Outputs = tuple[tuple[Tensor, Tensor], ...]
@@ -31,20 +32,24 @@ class CapturedStep(Protocol):
 
 
 class CudaGraphStep:
-    """``torch.cuda.graph`` around the step. Raises what CUDA raises, for one at a host sync inside the step."""
+    """``torch.cuda.graph`` around the step. HostSyncError at a host sync inside the step.
+
+    torch refuses most syncs before CUDA hears of them, so a capture survives one that the backend swallows, with
+    whatever the backend took instead frozen into the graph: such syncs are watched for as on a CPU.
+    """
 
     def __init__(self, step: Callable[[], Outputs]) -> None:
-        # CUDA itself ends a capture at a sync: none can be hidden.
-        self.syncs: tuple[str, ...] = ()
+        watch = SyncWatch()
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(self._graph):
+            with torch.cuda.graph(self._graph), watch:
                 self.outputs = step()
         except BaseException:
             # A capture that a host sync broke cannot be ended, and then torch leaves its stream current.
             torch.cuda.set_stream(stream)
             raise
+        self.syncs: tuple[str, ...] = tuple(watch.syncs)
 
     @property
     def recorded(self) -> int:
