@@ -116,11 +116,20 @@ def _parser() -> argparse.ArgumentParser:
         default="L2",
         help="what the second run differs in; cells that promise less are left out (default: L2, the batch)",
     )
-    made.add_argument("-n", dest="workers", type=int, default=4, metavar="N", help="processes of the second run")
+    made.add_argument(
+        "-n",
+        dest="workers",
+        type=int,
+        default=4,
+        metavar="N",
+        help="processes of the second run; the first has half (default: 4)",
+    )
     made.add_argument("--every", type=int, default=1, metavar="K", help="one case in K, the same ones every day")
     made.add_argument("--minimum", type=int, metavar="N", help="rows to compare at least (default: two a case)")
     made.add_argument("--devices", metavar="X,Y", help="with L4: entries of CUDA_VISIBLE_DEVICES for the two runs")
-    made.add_argument("--folder", metavar="DIR", default="build/gate", help="for reports and verdict (default: build/gate)")
+    made.add_argument(
+        "--folder", metavar="DIR", default="build/gate", help="for reports and verdict (default: build/gate)"
+    )
     made.add_argument("--require-gpu", action="store_true", help="fail where there is no usable GPU")
     made = add("bench", _bench, "time a FlashMLA-compatible kernel on this GPU against floors and a peer's table")
     made.add_argument("--kernel", metavar="NAME|module:attr", help="function to time (default: the only one installed)")

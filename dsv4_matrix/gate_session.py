@@ -54,7 +54,7 @@ def gate(
         matrix, backend, reference, cells, require_gpu: as of ``session.run_matrix``.
         level: what run B differs in: L0 in nothing, L1 in order, processes, hash seed and locale, L2 and L3 in the
             batches around each needle too, L4 also in the device. Cells that promise less are left out.
-        workers: processes of run B.
+        workers: processes of run B; run A has half as many, rounded down, and at least one.
         every: one case in so many, chosen by the crc32 of its id.
         minimum: rows to be compared at least; by default two for each case that every device runs.
         devices: ``X,Y``, entries of CUDA_VISIBLE_DEVICES for the two runs; needed for L4.
@@ -101,8 +101,9 @@ def _plans(level: Level, workers: int, devices: str | None) -> tuple[RunPlan, Ru
     """The two plans; ValueError for devices that do not fit the level."""
     if workers < 1:
         raise ValueError(f"-n {workers}: run B needs at least one process")
+    first = replace(PLAN_A, workers=max(1, workers // 2))
     second = {
-        Level.SAME_PLAN: replace(PLAN_A, name="B"),
+        Level.SAME_PLAN: replace(first, name="B"),
         Level.SAME_CASES: replace(PLAN_B, workers=workers, composition=PLAN_A.composition, fillers=PLAN_A.fillers),
     }.get(level, replace(PLAN_B, workers=workers))
     named = (devices or "").split(",") if devices else []
@@ -110,7 +111,7 @@ def _plans(level: Level, workers: int, devices: str | None) -> tuple[RunPlan, Ru
         raise ValueError("--level L4 compares two devices of one model; name them, as in --devices 0,1")
     if level is not Level.DEVICE and named:
         raise ValueError(f"--devices {devices}: only --level L4 compares devices")
-    return (replace(PLAN_A, device=named[0]), replace(second, device=named[1])) if named else (PLAN_A, second)
+    return (replace(first, device=named[0]), replace(second, device=named[1])) if named else (first, second)
 
 
 def _comparable(matrix: Matrix, device: str, level: Level) -> list[Case]:

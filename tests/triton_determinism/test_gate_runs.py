@@ -102,9 +102,10 @@ def test_the_command_finds_sound_runs_aligned(tmp_path):
     assert "run B: 2 workers, descending order" in said
 
 
-def test_the_command_finds_an_order_that_follows_the_hash_seed(tmp_path):
+@pytest.mark.parametrize("wrong", ["OrderFollowsHash", "ChangesBetweenRuns"])
+def test_the_command_finds_what_differs_between_processes(tmp_path, wrong):
     more = ("--cells", DECODE, "-n", "1", "--level", "L1")
-    status, said, verdict = gate(tmp_path, "--backend", "wrong_bits:OrderFollowsHash", *more)
+    status, said, verdict = gate(tmp_path, "--backend", f"wrong_bits:{wrong}", *more)
     assert status == 1, said
     assert {mismatch["case"] for mismatch in verdict["mismatched"]} == {DECODE}
 

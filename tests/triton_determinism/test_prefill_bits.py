@@ -25,14 +25,15 @@ from dsv4_matrix.protocol import ForwardBatch, ForwardMode
 #: Total lengths; the two rows before each are looked at as well.
 LENGTHS = (1, 63, 64, 65, 96, 97, 127, 128, 129, 513)
 ROWS, VOCABULARY = 3, 40
+MODES = {"extend": "eager", "target-verify": "verify-eager"}
 MATRIX = load_matrix(find_matrix())
 
 
-def scenario_at(length, ratio, device, heads=16, most=ROWS):
-    """An EXTEND of up to ``most`` rows, the last one seeing ``length`` tokens."""
+def scenario_at(length, ratio, device, heads=16, most=ROWS, forward="extend"):
+    """A step of one request with up to ``most`` rows, the last one seeing ``length`` tokens."""
     rows = min(most, length)
-    variant = Variant(f"bits-{length}", "extend", (length - rows,), (rows,), heads=heads, sink="per-head")
-    case = Case(f"r{ratio}-prefill-bits-{length}", "case", MATRIX.cell(f"r{ratio}/eager"), variant)
+    variant = Variant(f"bits-{length}", forward, (length - rows,), (rows,), heads=heads, sink="per-head")
+    case = Case(f"r{ratio}-prefill-bits-{length}", "case", MATRIX.cell(f"r{ratio}/{MODES[forward]}"), variant)
     return build_scenario(case, MATRIX, device)
 
 
@@ -96,6 +97,13 @@ def test_dense_prefill_has_the_bits_of_decode(ratio, device):
     for heads in (16,) if device == "cpu" else (16, 64):  # another kernel on some GPUs
         scenarios = (scenario_at(length, ratio, device, heads) for length in lengths)
         assert [n for scenario in scenarios for n in divergent(scenario, "dense")] == []
+
+
+@pytest.mark.parametrize("ratio", [0, 4, 128])
+def test_verify_rows_have_the_bits_of_decode(ratio, device):
+    lengths = (66, 129) if device == "cpu" else LENGTHS[1:]
+    scenarios = (scenario_at(length, ratio, device, forward="target-verify") for length in lengths)
+    assert [n for scenario in scenarios for n in divergent(scenario, "auto")] == []
 
 
 @pytest.mark.parametrize("ratio", [0, 4])
