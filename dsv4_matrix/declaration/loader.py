@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from dsv4_matrix.declaration.cells import CellReader, entries_of
@@ -42,6 +43,7 @@ def load_matrix(path: str | os.PathLike[str]) -> Matrix:
     return read_matrix(data, shown, str(file.resolve()))
 
 
+@lru_cache(maxsize=4)  # a run in one process reads it twice, for itself and as the plugin; values are frozen
 def read_matrix(data: bytes, shown: str, path: str = "") -> Matrix:
     """The declaration in ``data``; ``shown`` names it in places, ``path`` (else ``shown``) in ``Matrix.path``."""
     root = parse(data, shown)

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dsv4_matrix.modes.host_sync import SyncWatch
+from dsv4_matrix.modes.host_sync import ReadWatch
 from dsv4_matrix.modes.recorder import RecordedStep
 
 Outputs = tuple[tuple[Tensor, Tensor], ...]
@@ -39,7 +39,7 @@ class CudaGraphStep:
     """
 
     def __init__(self, step: Callable[[], Outputs]) -> None:
-        watch = SyncWatch()
+        watch = ReadWatch()
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         try:

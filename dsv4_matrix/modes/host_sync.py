@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -30,16 +30,20 @@ _SYNCING = frozenset(
 )
 #: Tensor methods that read memory without an operator, so that a dispatch mode sees nothing of them.
 _READING = ("tolist", "cpu", "numpy", "__array__")
+#: Those that read through one, which a dispatch mode sees.
+_READING_BY_OPERATOR = ("item", "__bool__", "__int__", "__float__", "__index__")
 
 
-class SyncWatch(TorchDispatchMode):
-    """Raises HostSyncError at the first host sync while active, and remembers it should the backend swallow that.
+class ReadWatch:
+    """Raises HostSyncError when a tensor is read by the host while active, and remembers it should that be swallowed.
 
-    Kernel launches of Triton's interpreter run with the watch off: they read host memory to do a device's work.
+    Sees Python's own ways to a tensor's values; on a GPU torch refuses the operators that wait by itself. It stands
+    without a dispatch mode there, whose first use imports torch's compiler: seconds that every run would pay for.
     """
 
+    methods: tuple[str, ...] = _READING + _READING_BY_OPERATOR
+
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.syncs: list[str] = []
         self._watching = False
         self._restore: list[Callable[[], None]] = []
@@ -50,39 +54,11 @@ class SyncWatch(TorchDispatchMode):
         self.syncs.append(message)
         raise HostSyncError(message)
 
-    def launch(self, run: Callable[[], Any], executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One interpreted kernel launch; ``run`` performs it."""
-        return run()
-
-    def check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise if ``func`` waits for the device on CUDA."""
-        if func in _SYNCING:
-            self.refuse(f"{func}")
-        if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None and len(args) < 2:
-            self.refuse("repeat_interleave without output_size")
-        if func is aten.index.Tensor and any(_is_mask(index) for index in args[1]):
-            self.refuse("indexing by a boolean mask")
-        if func is aten.index_put_.default and any(_is_mask(index) for index in args[1]) and args[2].numel() != 1:
-            self.refuse("assignment through a boolean mask")
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        self.check(func, args, kwargs)
-        return self.operate(func, args, kwargs)
-
-    def operate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operator."""
-        return func(*args, **kwargs)
-
-    def __enter__(self) -> SyncWatch:
+    def __enter__(self) -> Self:
         self._watching = True
-        for name in _READING:
+        for name in self.methods:
             self._patch(torch.Tensor, name, self._refusing(name))
         self._patch(torch.Tensor, "to", self._to_device_only())
-        self._patch_launches()
-        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -90,7 +66,6 @@ class SyncWatch(TorchDispatchMode):
         for undo in reversed(self._restore):
             undo()
         self._restore.clear()
-        super().__exit__(*exc)  # type: ignore[no-untyped-call]
 
     def _patch(self, owner: Any, name: str, replacement: Any) -> None:
         # torch.Tensor inherits most methods from a C base: what it did not define itself is deleted again.
@@ -121,6 +96,55 @@ class SyncWatch(TorchDispatchMode):
             return original(tensor, *args, **kwargs)
 
         return to
+
+
+class SyncWatch(ReadWatch, TorchDispatchMode):
+    """The same for every operator that would wait for a device, where there is none to object: on a CPU.
+
+    Kernel launches of Triton's interpreter run with the watch off: they read host memory to do a device's work.
+    """
+
+    methods = _READING
+
+    def __init__(self) -> None:
+        ReadWatch.__init__(self)
+        TorchDispatchMode.__init__(self)
+
+    def launch(self, run: Callable[[], Any], executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One interpreted kernel launch; ``run`` performs it."""
+        return run()
+
+    def check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise if ``func`` waits for the device on CUDA."""
+        if func in _SYNCING:
+            self.refuse(f"{func}")
+        if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None and len(args) < 2:
+            self.refuse("repeat_interleave without output_size")
+        if func is aten.index.Tensor and any(_is_mask(index) for index in args[1]):
+            self.refuse("indexing by a boolean mask")
+        if func is aten.index_put_.default and any(_is_mask(index) for index in args[1]) and args[2].numel() != 1:
+            self.refuse("assignment through a boolean mask")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        self.check(func, args, kwargs)
+        return self.operate(func, args, kwargs)
+
+    def operate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operator."""
+        return func(*args, **kwargs)
+
+    def __enter__(self) -> Self:
+        ReadWatch.__enter__(self)
+        self._patch_launches()
+        TorchDispatchMode.__enter__(self)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        ReadWatch.__exit__(self, *exc)
+        TorchDispatchMode.__exit__(self, *exc)
 
     def _patch_launches(self) -> None:
         try:

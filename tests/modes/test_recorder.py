@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from dsv4_matrix.modes.errors import HostSyncError
-from dsv4_matrix.modes.host_sync import no_host_sync
+from dsv4_matrix.modes.host_sync import ReadWatch, no_host_sync
 from dsv4_matrix.modes.recorder import RecordedStep
 
 INTERPRETED = pytest.mark.skipif(
@@ -128,6 +128,18 @@ def test_host_syncs_raise_where_they_are_made(read):
     # Nothing stays patched.
     assert static.tolist() == [0, 1, 2, 3]
     assert static.to("cpu") is static
+
+
+@pytest.mark.parametrize("name", ["item", "tolist", "cpu", "numpy", "to-cpu", "to-device-cpu", "int", "bool"])
+def test_a_watch_without_operators_sees_python_reading_a_tensor(name):
+    """What stands beside CUDA's own checks during a capture; a swallowed one is remembered."""
+    static = torch.arange(4)
+    with ReadWatch() as watch:
+        with pytest.raises(HostSyncError, match=r"host sync: Tensor\.\w+\(.*\) at .*test_recorder\.py:\d+"):
+            SYNCS[name](static)
+        static.add_(0)  # device work is not reading
+    assert len(watch.syncs) == 1
+    assert static.tolist() == [0, 1, 2, 3]
 
 
 def test_a_swallowed_sync_is_remembered():
