@@ -48,9 +48,10 @@ def execute_composed(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | N
 def kinds_of(plan: RunPlan) -> tuple[str, ...]:
     """Batches of a plan: ``alone``, ``among`` for all others, or names of compositions with commas between."""
     from dsv4_matrix.cases.compose import ALONE, KINDS
+    from dsv4_matrix.modes.composed import PADDED
 
     if plan.composition == "among":
-        return tuple(kind for kind in KINDS if kind != ALONE)
+        return (*(kind for kind in KINDS if kind != ALONE), PADDED)
     return tuple(plan.composition.split(","))
 
 
@@ -59,12 +60,14 @@ def _execute(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None) -> 
     from dsv4_matrix.judge import judge
     from dsv4_matrix.judge.case_bits import case_bits
     from dsv4_matrix.judge.split_sight import LEAST, split_sight
-    from dsv4_matrix.modes.composed import drive_composition
+    from dsv4_matrix.modes.composed import PADDED, drive_composition
 
     assert case.cell is not None
     device = setup.machine.torch_device
-    composition = compose(case, setup.matrix, device, kinds_of(plan), plan.fillers)
-    trace, answers = drive_composition(case, composition, setup.backend.factory, device)
+    kinds = kinds_of(plan)
+    batches = [kind for kind in kinds if kind != PADDED]
+    composition = compose(case, setup.matrix, device, batches, plan.fillers)
+    trace, answers = drive_composition(case, composition, setup.backend.factory, device, padded=PADDED in kinds)
     told = [*trace.violations, *_disagreements(answers, composition)]
     if told:
         return _short(fault(case, setup, Outcome.FAILED, "\n".join(told)))

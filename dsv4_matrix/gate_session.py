@@ -85,6 +85,7 @@ def gate(
         print(f"dsv4-matrix gate: {error}", file=sys.stderr)
         return BAD_INPUT
     child = ["-m", "dsv4_matrix.gate_session", "--matrix", context.matrix.path, "--every", str(every)]
+    child += ["--level", asked.value]
     for name, value in (("--backend", backend), ("--reference", reference), ("--cells", cells)):
         child += [] if value is None else [name, value]
     child += ["--require-gpu"] if require_gpu else []
@@ -133,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument(name)
     parser.add_argument("--report", required=True, type=Path)
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--level", type=Level, default=Level.BATCH)
     parser.add_argument("--require-gpu", action="store_true")
     args = parser.parse_args(argv)
     plan = RunPlan.observed(os.environ)
@@ -150,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         explicit=True,
     )
     try:
-        return _run(Context(options), plan, args.every)
+        return _run(Context(options), plan, args.every, args.level)
     except (BadInputError, ValueError) as error:
         print(f"dsv4-matrix gate, run {plan.name}: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -159,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return SHORT
 
 
-def _run(context: Context, plan: RunPlan, every: int) -> int:
+def _run(context: Context, plan: RunPlan, every: int, level: Level) -> int:
     from dsv4_matrix.gate import write_attestations
     from dsv4_matrix.report.bits import BitsReport, dumps
     from dsv4_matrix.report.canonical import write_in_one_step
@@ -173,7 +175,7 @@ def _run(context: Context, plan: RunPlan, every: int) -> int:
     cases = sorted(found, key=lambda case: case.id, reverse=plan.reverse)
     if not cases:
         raise BadInputError("no selected case has a row to compare")
-    check_admitted(context, cases)
+    check_admitted(context, cases, level)
     ledger.planned = {case.id for case in cases}
     bits, attested, told = {}, {}, 0
     for composed, worker, attestation in _executed(context, plan, cases):
@@ -191,8 +193,11 @@ def _run(context: Context, plan: RunPlan, every: int) -> int:
     return GOOD
 
 
-def check_admitted(context: Context, cases: Sequence[Case]) -> None:
-    """NotAdmittedError, a ValueError, unless the backend declares the paths that ``cases`` take on this device."""
+def check_admitted(context: Context, cases: Sequence[Case], level: Level) -> None:
+    """NotAdmittedError, a ValueError, unless the backend declares ``level`` for the paths of ``cases`` on this device.
+
+    A path that serves one request at a time is admitted below L2, where each needle is alone in its batch.
+    """
     from dsv4_matrix.admission import NotAdmittedError, admit, declared
 
     needed = [ATTENTION]
@@ -201,8 +206,8 @@ def check_admitted(context: Context, cases: Sequence[Case]) -> None:
     factory = context.setup.backend.factory
     paths = admit(declared(getattr(factory, "original", factory)), needed, _architecture(context))
     for path in paths:
-        if reason := path.unsupported(Level.BATCH):
-            raise NotAdmittedError(f"{reason}; run its requests one at a time, there is no batch to compare")
+        if reason := path.unsupported(level):
+            raise NotAdmittedError(f"{reason}; --level L1 compares its requests one at a time")
 
 
 def _architecture(context: Context) -> str:

@@ -19,6 +19,8 @@ from dsv4_matrix.modes.step import StepInputs, run_eager_step
 from dsv4_matrix.modes.trace import LegEnded, Notebook, Trace
 from dsv4_matrix.protocol import BackendFactory, ForwardMode
 
+#: Name of the batch that is the first one with pad requests behind it.
+PADDED = "padded"
 #: Pad requests of an eager batch; a graph has them behind every batch that is smaller than its bucket.
 _PADS = 3
 
@@ -32,9 +34,12 @@ class Answer:
 
 
 def drive_composition(
-    case: Case, composition: Composition, factory: BackendFactory, device: str
+    case: Case, composition: Composition, factory: BackendFactory, device: str, *, padded: bool = False
 ) -> tuple[Trace, tuple[Answer, ...]]:
-    """Run all batches as ``case``'s mode does; the trace, and every answer to the needle. Raises as ``drive``."""
+    """Run all batches as ``case``'s mode does; the trace, and every answer to the needle. Raises as ``drive``.
+
+    ``padded`` adds the first batch with pad requests behind it, where the mode is eager and pads requests at all.
+    """
     assert case.cell is not None
     assert case.variant is not None
     driven = replace(case, variant=variant_for(composition, case.variant))
@@ -46,9 +51,9 @@ def drive_composition(
             needle = replace(seen, leg=_path(seen.leg), step=own, out=seen.out[rows], lse=seen.lse[rows])
             answers.append(Answer(kind, needle))
     extend = any(placement.batch.forward_mode == ForwardMode.EXTEND for placement in composition.scenario.placements)
-    if case.cell.mode not in GRAPH_MODES and not extend and not trace.violations:
-        padded, violations = _padded(composition, factory)
-        answers += padded
+    if padded and case.cell.mode not in GRAPH_MODES and not extend and not trace.violations:
+        more, violations = _padded(composition, factory)
+        answers += more
         trace = replace(trace, violations=violations)
     return trace, tuple(answers)
 
@@ -89,7 +94,7 @@ def _padded(composition: Composition, factory: BackendFactory) -> tuple[list[Ans
             answer = notebook.take("padded eager batch", run_eager_step(backend, inputs), inputs.q)
         if answer is not None:
             for rows in composition.rows[0]:
-                answers.append(Answer("padded", Observation("needle", 0, answer[0][rows], answer[1][rows])))
+                answers.append(Answer(PADDED, Observation("needle", 0, answer[0][rows], answer[1][rows])))
     except LegEnded:
         pass
     return answers, tuple(notebook.violations)

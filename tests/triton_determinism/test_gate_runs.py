@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from dsv4_matrix.admission import NotAdmittedError
 from dsv4_matrix.composition import execute_composed
+from dsv4_matrix.context import Context, Options
 from dsv4_matrix.declaration import find_matrix, load_matrix
 from dsv4_matrix.environment import Attestation
 from dsv4_matrix.execution import Setup
 from dsv4_matrix.gate import PLAN_A, PLAN_B, RowStore, Run, compare
 from dsv4_matrix.gate.rows import describe
+from dsv4_matrix.gate_session import check_admitted
 from dsv4_matrix.loading import load_backend, load_reference
 from dsv4_matrix.machine import find_machine
 from dsv4_matrix.report.bits import BitsReport, Level
@@ -33,7 +36,7 @@ def setup(backend=None):
     return Setup(MATRIX, find_machine(), load_backend(backend, META), load_reference())
 
 
-def two_runs(folder, case_id, backend=None, among="middle,last,nan-neighbour"):
+def two_runs(folder, case_id, backend=None, among="middle,last,nan-neighbour,padded"):
     """The outcomes of one case under both plans, and the verdict on its bits, in this process."""
     served, runs, outcomes = setup(backend), [], []
     for plan in (PLAN_A, replace(PLAN_B, composition=among)):
@@ -68,7 +71,7 @@ def test_a_sound_backend_is_aligned(tmp_path, case_id):
     ],
 )
 def test_each_defect_is_found(tmp_path, wrong, case_id, told):
-    kinds = "middle" if told == "ulp apart" else "middle,last,nan-neighbour"
+    kinds = "middle" if told == "ulp apart" else "middle,last,nan-neighbour,padded"
     outcomes, verdict = two_runs(tmp_path, case_id, wrong, kinds)
     assert not verdict.aligned
     said = "\n".join([str(verdict), *(message for _, message in outcomes)])
@@ -108,6 +111,14 @@ def test_the_command_finds_what_differs_between_processes(tmp_path, wrong):
     status, said, verdict = gate(tmp_path, "--backend", f"wrong_bits:{wrong}", *more)
     assert status == 1, said
     assert {mismatch["case"] for mismatch in verdict["mismatched"]} == {DECODE}
+
+
+def test_a_serial_path_is_admitted_where_needles_are_alone():
+    options = Options(None, "wrong_bits:SerialOnly", None, DECODE, None, False, META, True)
+    context = Context(options)
+    check_admitted(context, context.cases, Level.SAME_CASES)
+    with pytest.raises(NotAdmittedError, match=r"unsupported\(serial_only\): attention makes no promise about batches"):
+        check_admitted(context, context.cases, Level.BATCH)
 
 
 @pytest.mark.parametrize(
