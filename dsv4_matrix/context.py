@@ -59,13 +59,14 @@ class Context:
 
     @cached_property
     def machine(self) -> Machine:
+        import os
+
         from dsv4_matrix.machine import find_machine
 
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # asked before find_machine sets it
         machine = find_machine()
         if self.options.require_gpu and machine.kind != "gpu":
-            import os
-
-            asked = " (TRITON_INTERPRET=1 is set by the environment)" if os.environ.get("TRITON_INTERPRET") else ""
+            asked = " (TRITON_INTERPRET=1 is set by the environment)" if interpreted else ""
             raise BadInputError(
                 f"--matrix-require-gpu: torch {machine.torch} sees no usable GPU{asked}; check nvidia-smi and "
                 f"CUDA_VISIBLE_DEVICES, or leave the option out to run through Triton's interpreter"

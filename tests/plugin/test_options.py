@@ -28,9 +28,15 @@ def test_require_gpu_says_what_it_saw(project: pytest.Pytester, monkeypatch: pyt
     (project.path / "conftest.py").write_text(
         "import dsv4_matrix.context as c\nreal = c.Context.__dict__['machine']\nimport stub\nc.Context.machine = real\n"
     )
-    result = project.runpytest_subprocess("--matrix-require-gpu")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --matrix-require-gpu: torch * sees no usable GPU*; check nvidia-smi*"])
+    for interpreted in (False, True):
+        if interpreted:
+            monkeypatch.setenv("TRITON_INTERPRET", "1")
+        else:
+            monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        result = project.runpytest_subprocess("--matrix-require-gpu")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["ERROR: --matrix-require-gpu: torch * sees no usable GPU*; check nvidia-smi*"])
+        assert ("is set by the environment" in result.stderr.str()) == interpreted
 
 
 @pytest.mark.parametrize(
