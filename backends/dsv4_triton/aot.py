@@ -77,7 +77,19 @@ def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, A
         "store": (store._pack_and_store, STORE_POINTERS, {**mapped, "MAPPED": False}, {"num_warps": 4}),
         "store_mapped": (store._pack_and_store, STORE_POINTERS, {**mapped, "MAPPED": True}, {"num_warps": 4}),
         "unpack": (store._unpack, STORE_POINTERS, rows, {"num_warps": 4}),
+        **(_hopper_variants() if target.name == "sm90" else {}),
     }
+
+
+def _hopper_variants() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
+    """Rows of one split, and of several."""
+    from dsv4_triton import hopper
+
+    found = {}
+    for name, split in (("hopper", False), ("hopper_split", True)):
+        constexprs = {"SPLIT": split, "HEAD_BLOCKS": 1, "SPLIT_BLOCKS": hopper.SPLIT_BLOCKS, **hopper.REGISTERS}
+        found[name] = (hopper.attend, ATTENTION_POINTERS, constexprs, hopper.OPTIONS)
+    return found
 
 
 def _gpu_target(name: str) -> Any:
@@ -100,8 +112,13 @@ def compile_kernel(name: str, target: Target, **launch: int) -> tuple[Compiled, 
         if signature[a].startswith("*") or a in ("k_stride", "out_stride")
     }
     gpu = _gpu_target(target.name)
+    source: Any = ASTSource
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        source = GluonASTSource
     compiled = triton.compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs),
+        source(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs),
         target=gpu,
         options={**options, "enable_fp_fusion": True, **launch},
     )

@@ -20,6 +20,7 @@ from dsv4_triton.arguments import (
     on_16_bytes,
 )
 from dsv4_triton.attention_kernel import attend
+from dsv4_triton.choice import choose
 from dsv4_triton.combine import combine
 from dsv4_triton.geometry import HEAD_DIM
 from dsv4_triton.target import launching_on, target_of
@@ -56,6 +57,11 @@ def launch(
     if rows == 0:
         return
     target = target_of(q.device)
+    if choose(target.name, q, main, extra, scale, out).kernel == "hopper":
+        from dsv4_triton import hopper  # imported where it is used: other targets need no Gluon
+
+        hopper.launch(q, main, extra, sink, scale, out, lse)
+        return
     split_blocks = SPLIT_KEYS // target.block_n
     blocks = triton.cdiv(main.width, target.block_n) + (triton.cdiv(extra.width, target.block_n) if extra else 0)
     splits = max(1, triton.cdiv(blocks, split_blocks))

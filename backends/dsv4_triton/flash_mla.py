@@ -8,7 +8,9 @@ import torch
 
 from dsv4_triton.arguments import check_list, check_out, check_q, check_sink
 from dsv4_triton.attention import launch
+from dsv4_triton.choice import Choice, choose
 from dsv4_triton.geometry import HEAD_DIM
+from dsv4_triton.target import target_of
 
 WHO = "flash_mla_with_kvcache"
 
@@ -83,6 +85,29 @@ def flash_mla_with_kvcache(
     scale = HEAD_DIM**-0.5 if softmax_scale is None else float(softmax_scale)
     launch(q, main, extra, attn_sink, scale, out, lse.transpose(1, 2))
     return out, lse
+
+
+def kernel_choice(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    indices: torch.Tensor,
+    extra_k_cache: torch.Tensor | None = None,
+    extra_indices_in_kvcache: torch.Tensor | None = None,
+    *,
+    softmax_scale: float | None = None,
+    out: torch.Tensor | None = None,
+) -> Choice:
+    """Which kernel ``flash_mla_with_kvcache`` takes for these arguments, and why: see ``choice``. Launches nothing."""
+    leading = q.shape[:2]
+    main = check_list(WHO, "k_cache", "indices", "topk_length", k_cache, indices, None, leading, q.device)
+    extra = None
+    if extra_k_cache is not None:
+        extra = check_list(
+            WHO, "extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length",
+            extra_k_cache, extra_indices_in_kvcache, None, leading, q.device,
+        )  # fmt: skip
+    scale = HEAD_DIM**-0.5 if softmax_scale is None else float(softmax_scale)
+    return choose(target_of(q.device).name, q, main, extra, scale, q if out is None else out)
 
 
 def _refuse_dense(

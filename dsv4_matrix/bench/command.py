@@ -59,6 +59,8 @@ def run_bench(
     groups = {"peer table": measure(chosen, under_test, peer, times, ceilings, device, tell)}
     if long:
         groups["long context"] = measure(long_shapes(), under_test, peer, times, ceilings, device, tell)
+    for choice in sorted({result.choice for results in groups.values() for result in results if result.choice}):
+        print(choice)
     print(present.closing(groups["peer table"], ceilings))
     measured: list[StepMeasurement] = []
     if factory is not None:

@@ -25,6 +25,17 @@ class Kernel:
     name: str
     function: Callable[..., tuple[Tensor, Tensor]]
     metadata: Callable[..., Any]
+    #: optional ``kernel_choice`` beside the function: which kernel it takes for given tensors, in words
+    choice: Callable[..., Any] | None = None
+
+    def described(self, inputs: Inputs) -> str:
+        """What the function itself says of how it serves these inputs; empty if it says nothing."""
+        if self.choice is None:
+            return ""
+        extra = inputs.extra
+        lists = () if extra is None else (extra.cache, extra.indices)
+        found = self.choice(inputs.q, inputs.main.cache, inputs.main.indices, *lists)
+        return f"{found.kernel}: {found.reason}"
 
     def call(self, inputs: Inputs) -> Callable[[], tuple[Tensor, Tensor]]:
         """The call on these inputs. Scheduler metadata is made here, once, outside of what is timed."""
@@ -58,7 +69,8 @@ def find_kernel(selection: str | None) -> Kernel:
     """The kernel that ``selection`` names (entry point or ``module:attr``). Raises LoadError."""
     name, function = load_kernel(selection)
     module = sys.modules[function.__module__]
-    return Kernel(name, function, getattr(module, "get_mla_metadata", lambda: (None, None)))
+    metadata = getattr(module, "get_mla_metadata", lambda: (None, None))
+    return Kernel(name, function, metadata, getattr(module, "kernel_choice", None))
 
 
 def find_peer() -> Kernel | None:

@@ -25,6 +25,7 @@ class Measurement:
         memory_floor, matrix_floor: from this device's own ceilings.
         table: the peer's median from its table; None where the table has no such shape or is of another GPU.
         beside: the peer's median in this process; None where it is not installed.
+        choice: which of its kernels the function took, in its own words; empty where it has one only.
     """
 
     shape: Shape
@@ -35,6 +36,7 @@ class Measurement:
     matrix_floor: float
     table: float | None
     beside: float | None
+    choice: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -79,6 +81,7 @@ def measure(
             ceilings.matrix_microseconds(operations(shape)),
             table.get(shape),
             median_microseconds(samples[1]) if peer is not None else None,
+            kernel.described(inputs),
         )
         tell(result)
         results.append(result)

@@ -29,6 +29,18 @@ def test_kernels_fit(target):
         assert kernels[name].matrix_instruction == MATRIX_INSTRUCTION.get(target, "mma.sync"), kernels[name]
 
 
+def test_the_hopper_kernel_fits_a_processor():
+    """All of a multiprocessor's registers, most of its shared memory, wgmma; spilled scalars stay below 100 words."""
+    kernels = compile_in_subprocess("sm90", "hopper", "hopper_split")
+    assert [k.kernel for k in kernels] == ["hopper", "hopper_split"]
+    for kernel in kernels:
+        assert kernel.shared <= TARGETS["sm90"].shared_limit, kernel
+        assert kernel.matrix_instruction == "wgmma"
+        assert kernel.registers * 512 <= 65536, kernel
+        if PINNED:
+            assert kernel.stack_bytes <= 400, kernel
+
+
 def test_a_tile_too_large_is_seen():
     """64 heads on sm_89 need more shared memory than it has: the numbers above are measured, not assumed."""
     script = (

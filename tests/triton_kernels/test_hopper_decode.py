@@ -1,0 +1,98 @@
+"""The Hopper kernel's decode, from its own PTX, for every e4m3 code under every scale byte: no GPU needed.
+
+The few PTX instructions it uses are carried out here on integers and bf16 tensors; the factors that ``_scale`` forms
+are restated, as no interpreter runs Gluon.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from dsv4_reference.codec import dequantise
+
+pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
+
+MASK = 0xFFFFFFFF
+
+
+def prmt(word: int, selector: int) -> int:
+    """PTX ``prmt.b32`` with zero as its second word, the sign mode of selector bit 3 included."""
+    out = 0
+    for place in range(4):
+        nibble = (selector >> (4 * place)) & 15
+        byte = (word >> (8 * (nibble & 3))) & 0xFF if nibble & 7 < 4 else 0
+        if nibble & 8:
+            byte = 0xFF if byte & 0x80 else 0
+        out |= byte << (8 * place)
+    return out
+
+
+def instructions() -> list[list[str]]:
+    from dsv4_triton.hopper_kernel import _decode
+
+    text = _decode.src.split('"""{')[1].split('}"""')[0]
+    lines = [line.strip() for line in text.split(";") if line.strip() and ".reg" not in line]
+    return [re.split(r"[\s,]+", line) for line in lines]
+
+
+def halves(words: torch.Tensor) -> torch.Tensor:
+    """Words as bf16 pairs ``[N, 2]``, the low half first."""
+    return torch.stack([words & 0xFFFF, words >> 16], 1).to(torch.int32).to(torch.int16).view(torch.bfloat16)
+
+
+def decode(words: list[int], first: int, second: int, listing: list[list[str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the listing on words: bf16 ``[N, 2]`` twice, bytes 0 and 1, bytes 2 and 3."""
+    held: dict[str, object] = {"$2": words}
+    factors = {"$3": halves(torch.tensor([first])), "$4": halves(torch.tensor([second]))}
+    for name, target, source, *more in listing:
+        value = held[source]
+        if name == "prmt.b32":
+            assert more[0] == "0"
+            held[target] = [prmt(word, int(more[1], 16)) for word in value]
+        elif name == "shl.b32":
+            held[target] = [(word << int(more[0])) & MASK for word in value]
+        elif name == "and.b32":
+            held[target] = [word & int(more[0], 16) for word in value]
+        else:
+            assert name == "mul.rn.bf16x2", name
+            pairs = value if isinstance(value, torch.Tensor) else halves(torch.tensor(value))
+            held[target] = pairs * factors[more[0]]
+    return held["$0"], held["$1"]
+
+
+def factors_of(byte: int) -> tuple[int, int]:
+    first = 0x7FC0 if byte == 255 else (min(byte, 134) + 120) << 7
+    second = (max(byte, 134) - 7) << 7
+    return first | first << 16, second | second << 16
+
+
+def mistakes(listing: list[list[str]]) -> int:
+    """Codes and scales that come out other than the reference reads them; NaN codes are the flags' business."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    finite = (codes & 0x7F) != 0x7F
+    words = [code | (255 - code) << 8 | (code ^ 0x55) << 16 | (code ^ 0xAA) << 24 for code in range(256)]
+    order = [codes, 255 - codes, codes ^ 0x55, codes ^ 0xAA]
+    wrong = 0
+    for byte in range(256):
+        scales = torch.full((1, 7), byte, dtype=torch.uint8)
+        row = torch.cat([codes, codes[:192]])[None]
+        want = dequantise(row, scales)[0, :256].float().bfloat16()
+        low, high = decode(words, *factors_of(byte), listing)
+        for got, code in zip((*low.T, *high.T), order, strict=True):
+            expected = want[code.long()]
+            same = (got.contiguous().view(torch.int16) == expected.view(torch.int16)) | (got.isnan() & expected.isnan())
+            wrong += int((~same & finite[code.long()]).sum())
+    return wrong
+
+
+def test_every_code_under_every_scale():
+    assert mistakes(instructions()) == 0
+
+
+@pytest.mark.parametrize(("old", "new"), [("0x9180", "0x1100"), ("0x87f087f0", "0x07f007f0"), ("4", "3")])
+def test_a_changed_instruction_is_seen(old, new):
+    listing = [[new if part == old else part for part in line] for line in instructions()]
+    assert listing != instructions()
+    assert mistakes(listing) > 0
