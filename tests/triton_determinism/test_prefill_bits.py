@@ -15,8 +15,10 @@ from dsv4_reference.logprobs import log_softmax_bits
 from dsv4_triton import DSV4TritonBackend, attention, flash_mla
 from dsv4_triton.logprobs import log_softmax
 
-from dsv4_matrix.cases.build import build_scenario
+from dsv4_matrix.cases.batch import plan_steps
+from dsv4_matrix.cases.build import assemble
 from dsv4_matrix.cases.poison import poison_pools
+from dsv4_matrix.cases.queries import FINE
 from dsv4_matrix.declaration import Case, Variant, find_matrix, load_matrix
 from dsv4_matrix.judge.bits import bit_equal
 from dsv4_matrix.modes.step import StepInputs, run_eager_step
@@ -34,7 +36,7 @@ def scenario_at(length, ratio, device, heads=16, most=ROWS, forward="extend"):
     rows = min(most, length)
     variant = Variant(f"bits-{length}", forward, (length - rows,), (rows,), heads=heads, sink="per-head")
     case = Case(f"r{ratio}-prefill-bits-{length}", "case", MATRIX.cell(f"r{ratio}/{MODES[forward]}"), variant)
-    return build_scenario(case, MATRIX, device)
+    return assemble(case, plan_steps(case.cell.mode, variant), MATRIX, device, FINE)
 
 
 def served(scenario, path, backend_type=DSV4TritonBackend):
@@ -117,7 +119,7 @@ def test_a_prompt_in_one_chunk_has_the_bits_of_decode(ratio, device):
 def test_sparse_prefill_differs_from_its_declared_length_on(ratio, device):
     bits = declared(ratio, "sparse")
     assert bits.bitwise is False
-    lengths = (1, 4, 65) if device == "cpu" else (*range(1, 13), *LENGTHS[1:])
+    lengths = (1, 4, 65, 129) if device == "cpu" else (*range(1, 13), *LENGTHS[1:])
     found = sorted({n for length in lengths for n in divergent(scenario_at(length, ratio, device), "sparse")})
     assert found, "the sparse path has the bits of decode: declare it"
     assert found[0] >= bits.first_divergent_kv_len, f"rows of {found[0]} tokens differ already: declare that"
