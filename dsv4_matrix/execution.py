@@ -111,8 +111,9 @@ def _case(case: Case, setup: Setup) -> Execution:
         "replays": int(trace.replays),
     }
     if trace.violations:
-        told = "\n".join([*trace.violations, *verdict.message.splitlines()])
-        return fault(case, setup, Outcome.FAILED, told, **counts)
+        # The judge's screen without its last lines, which this screen ends with as well.
+        judged = [line for line in verdict.message.splitlines() if not line.startswith(("  seed  ", "  run  "))]
+        return fault(case, setup, Outcome.FAILED, "\n".join([*trace.violations, *judged]), **counts)
     result = _result(case, Outcome(verdict.outcome), without_machine(verdict.message), **counts)
     return Execution(result, verdict.message)
 

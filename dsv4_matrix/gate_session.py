@@ -82,7 +82,8 @@ def gate(
         chosen = sampled((case.id for case in context.selected), every)
         least = max(1, 2 * len(on_any & set(chosen)))
     except (BadInputError, ValueError) as error:
-        print(f"dsv4-matrix gate: {error}", file=sys.stderr)
+        # The plugin's options have a prefix that those of this command do not have.
+        print(f"dsv4-matrix gate: {str(error).replace('--matrix-', '--')}", file=sys.stderr)
         return BAD_INPUT
     child = ["-m", "dsv4_matrix.gate_session", "--matrix", context.matrix.path, "--every", str(every)]
     child += ["--level", asked.value]
@@ -154,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(Context(options), plan, args.every, args.level)
     except (BadInputError, ValueError) as error:
-        print(f"dsv4-matrix gate, run {plan.name}: {error}", file=sys.stderr)
+        print(f"dsv4-matrix gate, run {plan.name}: {str(error).replace('--matrix-', '--')}", file=sys.stderr)
         return BAD_INPUT
     except BrokenProcessPool:
         print(f"dsv4-matrix gate, run {plan.name}: a worker died", file=sys.stderr)

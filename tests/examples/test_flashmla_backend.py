@@ -81,6 +81,20 @@ def test_it_fails_over_a_wrong_one(setup_with: Callable[..., Setup]) -> None:
     assert case.id in done.message
 
 
+def test_a_host_sync_is_told_once_with_one_seed_and_one_command(setup_with: Callable[..., Setup]) -> None:
+    def reads(sink: torch.Tensor) -> torch.Tensor:
+        return sink * (sink.max().item() != 0)
+
+    setup = setup_with(checked(reads, []))
+    case = next(case for case in setup.matrix.cases() if case.id == "r4-cg-decode-within-window")
+    done = execute(case, setup)
+    assert done.result.outcome == "failed", done.message
+    lines = done.message.splitlines()
+    assert lines[1].startswith("  capture: host sync: aten._local_scalar_dense")
+    assert [line.split()[0] for line in lines[-2:]] == ["seed", "run"]
+    assert sum(line.split()[0] in ("seed", "run") for line in lines) == 2
+
+
 def test_it_is_as_short_as_the_documentation_says() -> None:
     source = EXAMPLE.read_text().splitlines()
     assert len(source[source.index("class FlashMLABackend(DSV4TritonBackend):") :]) <= 20

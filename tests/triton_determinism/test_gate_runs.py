@@ -126,7 +126,7 @@ def test_a_serial_path_is_admitted_where_needles_are_alone():
     [
         (("--backend", "wrong_bits:Undeclared"), 1, "path attention declares no determinism"),
         (("--backend", "wrong_bits:SerialOnly"), 1, "unsupported(serial_only)"),
-        (("--cells", "r9*"), 2, "no case id matches 'r9*'"),
+        (("--cells", "r9*"), 2, "gate: --cells: no case id matches 'r9*'"),
         (("--level", "L4"), 2, "name them, as in --devices 0,1"),
         (("--devices", "0,1"), 2, "only --level L4 compares devices"),
     ],
