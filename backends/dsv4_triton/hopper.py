@@ -12,7 +12,8 @@ import triton
 
 from dsv4_triton.arguments import KeyList
 from dsv4_triton.combine import combine
-from dsv4_triton.hopper_kernel import BLOCK_N, HEADS, attend
+from dsv4_triton.hopper_kernel import attend
+from dsv4_triton.hopper_layouts import BLOCK_N, HEADS
 from dsv4_triton.target import launching_on
 
 LOG2E = 1.4426950408889634

@@ -30,7 +30,7 @@ def prmt(word: int, selector: int) -> int:
 
 
 def instructions() -> list[list[str]]:
-    from dsv4_triton.hopper_kernel import _decode
+    from dsv4_triton.hopper_producer import _decode
 
     text = _decode.src.split('"""{')[1].split('}"""')[0]
     lines = [line.strip() for line in text.split(";") if line.strip() and ".reg" not in line]

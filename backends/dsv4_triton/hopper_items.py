@@ -1,0 +1,58 @@
+# ruff: noqa: N803, RUF059 - constexpr names are upper case, and Gluon compiles a subset of Python
+"""Items of the Hopper kernel: which row, heads and split an item is, and which blocks of keys are its own."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from dsv4_triton.hopper_layouts import BLOCK
+
+
+@gluon.jit
+def item_lengths(rows, item, SPLIT: gl.constexpr, HEAD_BLOCKS: gl.constexpr):
+    """Clamped lengths of both lists of an item's row."""
+    lengths, extra_lengths, width, extra_width, given, seq, first_row, splits = rows
+    local = item // HEAD_BLOCKS
+    if SPLIT:
+        local = local // splits
+    b = (local + first_row) // seq
+    n = gl.load(lengths + b, mask=(given & 1) != 0, other=width)
+    extra = gl.load(extra_lengths + b, mask=(given & 2) != 0, other=extra_width)
+    return gl.minimum(gl.maximum(n, 0), width), gl.minimum(gl.maximum(extra, 0), extra_width)
+
+
+@gluon.jit
+def item_place(rows, item, SPLIT: gl.constexpr, HEAD_BLOCKS: gl.constexpr):
+    """Where an item is: row in this launch, request, row of the request, block of heads, split."""
+    lengths, extra_lengths, width, extra_width, given, seq, first_row, splits = rows
+    head_block = item % HEAD_BLOCKS
+    local = item // HEAD_BLOCKS
+    split = item * 0
+    if SPLIT:
+        split = local % splits
+        local = local // splits
+    row = local + first_row
+    return local, row // seq, row % seq, head_block, split
+
+
+@gluon.jit
+def offset_of(i, i_stride, j, j_stride):
+    return i.to(gl.int64) * i_stride + j.to(gl.int64) * j_stride
+
+
+@gluon.jit
+def item_span(n, extra, split, SPLIT: gl.constexpr, SPLIT_BLOCKS: gl.constexpr):
+    """First block of an item, how many it has, and the row's splits; as ``attention_kernel.row_blocks`` cuts them.
+
+    A row without keys has one block of nothing. A split that the row does not need has no blocks.
+    """
+    blocks = (n + BLOCK - 1) // BLOCK + (extra + BLOCK - 1) // BLOCK
+    first = split * 0
+    splits = first + 1
+    count = gl.maximum(blocks, 1)
+    if SPLIT:
+        splits = gl.maximum((blocks + SPLIT_BLOCKS - 1) // SPLIT_BLOCKS, 1)
+        first = split * SPLIT_BLOCKS
+        count = gl.where(split < splits, gl.maximum(gl.minimum(blocks - first, SPLIT_BLOCKS), 1), 0)
+    return first, count, splits
