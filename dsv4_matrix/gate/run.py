@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -131,6 +132,9 @@ def _conclude(verdict: Verdict, uncaught: Sequence[str], place: Path, out: TextI
     out.write(f"{verdict}\n")
     out.writelines(f"canary not caught: {canary}\n" for canary in uncaught)
     aligned = verdict.aligned and not uncaught
+    if aligned:  # raw rows are there to tell a mismatch in bits, and they are large
+        for rows in place.glob("*.rows"):
+            shutil.rmtree(rows)
     told = "aligned" if aligned else "NOT aligned"
     out.write(f"{told}; reports and verdict in {place}\n")
     return ALIGNED if aligned else NOT_ALIGNED

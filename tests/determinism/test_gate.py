@@ -44,6 +44,7 @@ def test_sound_runs_are_aligned(tmp_path):
     assert status == 0, out
     assert verdict["aligned"] is True
     assert verdict["compared"] == 2
+    assert not list(tmp_path.glob("gate-*/*.rows"))
     assert "run A: 1 workers, ascending" in out
     assert "run B: 4 workers, descending" in out
 
@@ -83,6 +84,7 @@ def test_each_defect_is_refused_or_found(tmp_path, defect, told):
 
 def test_a_mismatch_names_case_tensor_row_and_bits(tmp_path):
     _, out, verdict = gate(tmp_path, "splits-from-batch")
+    assert len(list(tmp_path.glob("gate-*/*.rows"))) == 2
     told = verdict["mismatched"][0]
     assert (told["case"], told["tensor"], told["row"]) == ("toy-a", "out", "step-0")
     assert f"case toy-a tensor out row step-0: {told['detail']}" in out
