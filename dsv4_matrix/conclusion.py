@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -35,9 +36,10 @@ def tell(
     out.write(f"\n{matrix_table(matrix, results)}\n\n")
     if any(result.kind == "refusal" for result in ran):
         out.write(f"{refusals_text(ran)}\n")
-    elsewhere = len(results) - len(ran)
-    rest = f"; {elsewhere} were not selected, or are declared for another device" if elsewhere else ""
-    out.write(f"{len(ran) - len(short)} of {len(ran)} selected cases passed{rest}\n")
+    proven = {result.id for result in ran}
+    others = Counter(result.reason for result in results if result.id not in proven)
+    rest = ", ".join(f"{count} {reason}" for reason, count in sorted(others.items()))
+    out.write(f"{len(ran) - len(short)} of {len(ran)} selected cases passed{f'; {rest}' if rest else ''}\n")
     out.flush()
     return not short
 

@@ -48,7 +48,7 @@ def test_a_good_run_ends_with_the_matrix(run: Run) -> None:
         "Eager     2/2 0.50   1 not run\n"
         "DE eager  deferred   not-applicable\n"
         "\n"
-        "4 of 4 selected cases passed; 1 were not selected, or are declared for another device\n"
+        "4 of 4 selected cases passed; 1 declared for gpu only\n"
     )
 
 
