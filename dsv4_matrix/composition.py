@@ -116,4 +116,5 @@ def _disagreements(answers: Sequence[Answer], composition: Composition) -> list[
 
 
 def _short(done: Execution) -> Composed:
-    return Composed(done.result, done.message, None)
+    """Without bits; an ordinary run of the case may well pass, so the message names the gate instead."""
+    return Composed(done.result, done.message.replace("dsv4-matrix run --cells", "dsv4-matrix gate --cells"), None)

@@ -76,6 +76,7 @@ def test_each_defect_is_found(tmp_path, wrong, case_id, told):
     assert not verdict.aligned
     said = "\n".join([str(verdict), *(message for _, message in outcomes)])
     assert told in said, said
+    assert "dsv4-matrix run" not in said
 
 
 def test_a_case_whose_bits_show_no_split_is_insensitive(monkeypatch):
