@@ -42,18 +42,21 @@ class Guard:
         self._timeout = timeout
         self._note: int | None = None
         self._spoiled = ""
+        # Taken out of the environment, so that a test that starts pytest itself does not write this worker's notes.
+        self._notes = os.environ.pop(NOTES, None) if worker is not None else None
 
     def pytest_sessionstart(self) -> None:
-        if self._worker is not None and (notes := os.environ.get(NOTES)):
-            self._note = os.open(note_path(Path(notes), self._worker), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        if self._worker is not None and self._notes:
+            path = note_path(Path(self._notes), self._worker)
+            self._note = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             faulthandler.enable(self._note)  # the stack of a crash; later than pytest's own, which goes to stderr
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Before xdist tells the controller that this worker has collected."""
-        if self._worker is not None and (notes := os.environ.get(NOTES)):
+        if self._worker is not None and self._notes:
             cases = {nodeid: case_id for case_id, nodeid in cases_of(session.items)}
-            write_cases(Path(notes), self._worker, cases)
+            write_cases(Path(self._notes), self._worker, cases)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import settings
 
 from dsv4_matrix.machine import find_machine
@@ -11,3 +14,10 @@ find_machine()
 # Property tests draw the same examples in every run; a failing one prints its own reproduction.
 settings.register_profile("repository", derandomize=True, deadline=None, database=None)
 settings.load_profile("repository")
+
+
+@pytest.fixture(autouse=True)
+def _not_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pytest that a test starts is nobody's worker, also where this one is."""
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
+        monkeypatch.delenv(name)
