@@ -6,6 +6,7 @@ workers, device index) is told too, since the gate changes it on purpose.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -131,11 +132,20 @@ def _torch_facts(torch: Any) -> dict[str, str]:
     if torch.cuda.is_available():
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
         facts["device"] = f"{device.name} sm_{device.major}{device.minor} {device.multi_processor_count} SMs"
-        facts["driver"] = str(torch._C._cuda_getDriverVersion())
+        facts["driver"] = _driver_version()
     else:
         facts["device"] = "cpu"
         facts["torch.threads"] = str(torch.get_num_threads())
     return facts
+
+
+def _driver_version() -> str:
+    """What the CUDA driver says of itself, as ``13000`` for 13.0; by the driver's own call, since torch's moved."""
+    found = ctypes.c_int()
+    status = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
+    if status != 0:
+        raise RuntimeError(f"cuDriverGetVersion: CUDA error {status}")
+    return str(found.value)
 
 
 def _encode(value: Any) -> bytes:
