@@ -45,7 +45,7 @@ class RunnerConfig:
         num_swa_pages: pages of the SWA pool, the dummy page 0 included.
         req_to_token: int32 ``[max_requests, max_context_len]``, full location of (request row, position).
         full_to_swa_index_mapping: int64 ``[num_pages * 256 + 1]``, SWA slot of a full location; [0] = 0, [-1] = -1.
-        index_topk: width of the C4 selection, 512 or 1024.
+        index_topk: width of the C4 selection, 512 or 1024; anything else is refused (AssertionError).
         softmax_scale: multiplies q . k, 512 ** -0.5.
         prefill_path: ``"auto"`` (sparse above 11673 rows), ``"dense"`` or ``"sparse"``; read by EXTEND only.
         speculative_eagle_topk: 0 (off) or 1 (chain); above 1 is refused (AssertionError): tree speculation.
@@ -122,6 +122,11 @@ class AttentionBackend(Protocol):
     3. ``store_compressed``: the entries that this step emits (ratio 4 and 128),
     4. ``write_c4_selection``: the indexer's choice (ratio 4),
     5. ``forward``.
+
+    What cannot be served is refused by raising, before anything is written, and the backend stays usable. Rows to pack
+    and selections of another dtype, width or count, a missing sink, and lengths that disagree or exceed
+    ``max_context_len`` are AssertionErrors; an unknown ratio is a ValueError, a forward mode without metadata or
+    without a graph bucket a NotImplementedError. ``refusals`` in matrix.yaml has each with its probe.
     """
 
     def kv_buffers(self) -> Mapping[str, Tensor]:

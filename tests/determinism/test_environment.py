@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -256,12 +257,24 @@ def fake_torch(version="2.13", tf32=False, device=None):
         are_deterministic_algorithms_enabled=lambda: True,
         cuda=cuda,
         get_num_threads=lambda: 1,
-        _C=SimpleNamespace(_cuda_getDriverVersion=lambda: 13000),
     )
 
 
+def fake_driver(status):
+    class Library:
+        def __init__(self, name):
+            assert name == "libcuda.so.1"
+
+        def cuDriverGetVersion(self, into):  # noqa: N802  (the driver's own name)
+            into._obj.value = 13000
+            return status
+
+    return Library
+
+
 @pytest.mark.parametrize("other", [{"version": "2.14"}, {"tf32": True}, {"device": "NVIDIA H200"}])
-def test_versions_switches_and_devices_must_match(other):
+def test_versions_switches_and_devices_must_match(monkeypatch, other):
+    monkeypatch.setattr(ctypes, "CDLL", fake_driver(0))
     left, right = (attest([SUITE], prepared(), modules={"torch": fake_torch(**more)}) for more in ({}, other))
     assert disagreements(left, right)
     assert left.sha256() != right.sha256()
@@ -284,3 +297,15 @@ def test_it_needs_no_torch():
 def test_a_broken_attestation_is_refused(text):
     with pytest.raises(ValueError, match="attestation"):
         Attestation.from_json(text)
+
+
+@pytest.mark.parametrize(("status", "said"), [(0, "13000"), (100, "CUDA error 100")])
+def test_the_driver_is_asked_itself(monkeypatch, status, said):
+    """torch's own way to the driver's version moved between releases, and a GPU's attestation went with it."""
+    monkeypatch.setattr(ctypes, "CDLL", fake_driver(status))
+    driver_version = sys.modules[attest.__module__]._driver_version
+    try:
+        told = driver_version()
+    except RuntimeError as error:
+        told = str(error)
+    assert said in told
