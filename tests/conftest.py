@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 from dsv4_matrix.machine import find_machine
+from dsv4_matrix.shard.workers import NOTES, PLACE
 
 find_machine()
 
@@ -19,5 +20,5 @@ settings.load_profile("repository")
 @pytest.fixture(autouse=True)
 def _not_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pytest that a test starts is nobody's worker, also where this one is."""
-    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_") or name in (PLACE, NOTES)]:
         monkeypatch.delenv(name)
