@@ -16,7 +16,7 @@ DETERMINISM = (
         {"path": path, "architectures": tuple(TARGETS), "promise": "L4", "concurrency": "batch_invariant"}
         for path in _EXACT
     ),
-    # Splits of a fixed number of keys, joined in order, no autotuning: the gate has shown it on these, and on no others.
+    # Splits of a fixed number of keys, joined in order, no autotuning; docs/guarantees.md says what ran where.
     *(
         {"path": path, "architectures": ("sm90", "interpreter"), "promise": "L3", "concurrency": "batch_invariant"}
         for path in ("attention", "sparse-prefill")
