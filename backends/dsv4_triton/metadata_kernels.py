@@ -77,8 +77,8 @@ def _metadata_kernel(
     request, start = _expand_rows(t, lens, bs, rows_per_request, RAGGED, 128)
     live = inside & (request < bs)
     request = tl.minimum(request, tl.maximum(bs - 1, 0))
-    # False for all rows of an empty batch. Not ``bs > 0``: interpreted, that is a Python bool, of which triton 3.9 makes
-    # an integer mask, and refuses it.
+    # False for all rows of an empty batch. Not ``bs > 0``: interpreted, that is a Python bool, and triton 3.9 turns a
+    # mask that it is and-ed with into integers, which it then refuses.
     known = inside & (request < bs)
     seq_len = tl.load(seq_lens + request, mask=known, other=0).to(tl.int32)
     count = rows_per_request
