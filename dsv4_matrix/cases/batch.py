@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from dsv4_matrix.declaration.model import Variant
 from dsv4_matrix.protocol import ForwardMode
 
-_FORWARD_MODES = {
+#: The protocol's mode of each ``Variant.forward``.
+FORWARD_MODES = {
     "extend": ForwardMode.EXTEND,
     "decode": ForwardMode.DECODE,
     "target-verify": ForwardMode.TARGET_VERIFY,
@@ -56,9 +57,9 @@ class StepPlan:
 def forward_mode(variant: Variant) -> ForwardMode:
     """The protocol's mode of ``variant.forward``; ValueError names what is allowed."""
     try:
-        return _FORWARD_MODES[variant.forward]
+        return FORWARD_MODES[variant.forward]
     except KeyError:
-        allowed = ", ".join(_FORWARD_MODES)
+        allowed = ", ".join(FORWARD_MODES)
         raise ValueError(f"variant {variant.name}: forward {variant.forward!r} is not one of {allowed}") from None
 
 

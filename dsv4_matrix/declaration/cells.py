@@ -12,7 +12,7 @@ from dsv4_matrix.declaration.drives import DRIVES
 from dsv4_matrix.declaration.grammar import BAD, Entries, Fields
 from dsv4_matrix.declaration.mistakes import Mistakes, join, quote
 from dsv4_matrix.declaration.model import Cell, Level, Place, PrefillBits, Probe, Refusal, State, Variant
-from dsv4_matrix.declaration.rules import check_variant
+from dsv4_matrix.declaration.rules import check_site, check_site_outside_cells, check_variant
 
 
 class CellReader:
@@ -99,6 +99,8 @@ class CellReader:
         self.own_reason(fields)
         probe = self.probe(fields.get("probe", BAD))
         reason = fields.get("reason", BAD)
+        if probe is not None:
+            check_site(ratio, mode, probe.site, fields.get("probe"), self.mistakes)
         if probe is None or reason is BAD:
             return None
         return Cell(ratio, mode, State(state), reason=reason, probe=probe, place=place)
@@ -187,6 +189,8 @@ class CellReader:
                 continue
             self.own_reason(fields)
             probe = self.probe(fields.get("probe", BAD))
+            if probe is not None:
+                check_site_outside_cells(probe.site, fields.get("probe"), self.mistakes)
             if probe is not None and fields.get("reason") is not BAD:
                 found.append(Refusal(name, fields.get("reason"), probe))
         return tuple(found)

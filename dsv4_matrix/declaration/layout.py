@@ -5,11 +5,10 @@ from __future__ import annotations
 from dsv4_matrix.declaration.drives import DRIVES, FORWARDS
 from dsv4_matrix.declaration.grammar import Flag, Key, Known, ListOf, Number, Record, Table, Text, Whole
 from dsv4_matrix.declaration.model import Level, State
-from dsv4_matrix.declaration.sites import SITE_NAMES
+from dsv4_matrix.declaration.sites import CALL_SITES, RATIOS
 
 MAX_TOKENS = 1 << 20
 MAX_REQUESTS = 256
-RATIOS = (0, 4, 128)
 EXCEPTIONS = ("AssertionError", "NotImplementedError", "RuntimeError", "TypeError", "ValueError")
 
 NAME = Text("a name of a-z, 0-9 and single hyphens, at most 60 characters", r"(?=.{1,60}$)[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -59,7 +58,7 @@ VARIANT = Record(
 PROBE = Record(
     "a probe",
     {
-        "site": Key(Text(choices=tuple(SITE_NAMES)), "the call site that refuses", required=True),
+        "site": Key(Text(choices=tuple(CALL_SITES)), "the call site that refuses", required=True),
         "raises": Key(Text(choices=EXCEPTIONS), "the exception type, matched exactly", required=True),
         "match": Key(
             Text("a regular expression of 3 to 200 characters", rf"(?={PRINTED}{{3,200}}$)\S.*\S"),

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from dsv4_matrix.declaration.model import Case, Cell, Matrix, Probe, State
-from dsv4_matrix.declaration.sites import SITE_NAMES
+from dsv4_matrix.declaration.sites import CALL_SITES
 from dsv4_matrix.declaration.wording import LEVELS, agreement_text, variant_text
 
 
@@ -124,7 +124,7 @@ def _case_lines(case: Case) -> list[str]:
 
 def _probe_lines(probe: Probe) -> list[str]:
     return [
-        f"probe: {probe.site} ({SITE_NAMES[probe.site]})",
+        f"probe: {probe.site} ({CALL_SITES[probe.site].does})",
         f"must raise {probe.raises} with a message that matches {probe.match!r}",
     ]
 

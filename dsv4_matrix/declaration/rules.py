@@ -1,17 +1,36 @@
-"""What makes a variant possible: lengths that fit its forward mode, and keys that its cell reads."""
+"""What makes a variant possible: lengths that fit its forward mode, and keys that its cell reads; and a probe apt."""
 
 from __future__ import annotations
 
 from dsv4_matrix.declaration.drives import DRIVES
 from dsv4_matrix.declaration.grammar import Fields
 from dsv4_matrix.declaration.layout import MAX_TOKENS
-from dsv4_matrix.declaration.mistakes import Mistakes
+from dsv4_matrix.declaration.mistakes import Mistakes, join
 from dsv4_matrix.declaration.model import Variant
+from dsv4_matrix.declaration.sites import sites_of_cell, sites_outside_cells
 
 #: Contract: a captured graph is replayed at least so often, with other batches.
 LEAST_REPLAYS = 3
 #: Verify chains: the root and at least one draft, at most eight rows.
 DRAFT_TOKENS = range(2, 9)
+
+
+def check_site(ratio: int, mode: str, site: str, fields: Fields, mistakes: Mistakes) -> None:
+    """Add a mistake if ``site``, of the probe ``fields``, is about something else than ``r<ratio>/<mode>``.
+
+    Such a probe would pass whatever becomes of the cell.
+    """
+    own = sites_of_cell(ratio, mode)
+    if site not in own:
+        allowed = join(own) or "state: covered, for every probe ends with a decode of this cell"
+        mistakes.add(fields.place("site"), f"site {site}, which says nothing about r{ratio}/{mode}", allowed)
+
+
+def check_site_outside_cells(site: str, fields: Fields, mistakes: Mistakes) -> None:
+    """Add a mistake if ``site``, of a probe under ``refusals``, needs a cell to speak for."""
+    outside = sites_outside_cells()
+    if site not in outside:
+        mistakes.add(fields.place("site"), f"site {site}, which speaks for cells, under refusals", join(outside))
 
 
 def check_variant(ratio: int, mode: str, variant: Variant, fields: Fields, mistakes: Mistakes) -> None:

@@ -16,7 +16,7 @@ _PAGE, _HEAD_DIM, _HEADS, _TOPK = 256, 512, 16, 512
 _REQUESTS, _HISTORY = 3, 12
 
 
-def small_runner(device: str) -> RunnerConfig:
+def small_runner(device: str, prefill_path: str = "auto") -> RunnerConfig:
     """A runner of the supported configuration; request rows 1 to 3 have pages 4, 3 and 2, slots run backwards."""
     pages = _REQUESTS + 2
     table = torch.zeros(_REQUESTS + 1, _PAGE, dtype=torch.int32)
@@ -38,6 +38,7 @@ def small_runner(device: str) -> RunnerConfig:
         full_to_swa_index_mapping=mapping.to(device),
         index_topk=_TOPK,
         softmax_scale=_HEAD_DIM**-0.5,
+        prefill_path=prefill_path,
         speculative_eagle_topk=1,
         speculative_num_draft_tokens=4,
     )
@@ -51,15 +52,17 @@ class Bench:
         factory: the backend under test.
         device: torch device string.
         ratio: compress ratio of the probed cell; 0 for a refusal outside the cells.
+        prefill_path: of the runner.
     """
 
     factory: BackendFactory
     device: str
     ratio: int
+    prefill_path: str = "auto"
 
     @cached_property
     def runner(self) -> RunnerConfig:
-        return small_runner(self.device)
+        return small_runner(self.device, self.prefill_path)
 
     @cached_property
     def backend(self) -> AttentionBackend:
@@ -105,12 +108,24 @@ class Bench:
             draft_token_num=rows if verify else None,
         )
 
+    def step_inputs(self, batch: ForwardBatch, ratio: int) -> StepInputs:
+        """All that a step of a layer with ``ratio`` is given; its C4 selection, if any, is empty."""
+        rows = len(batch.positions)
+        return StepInputs(
+            batch,
+            ratio,
+            self.query(rows),
+            self.rows(rows, _HEAD_DIM),
+            self.rows(rows, _HEAD_DIM) if ratio else None,
+            torch.full((rows, _TOPK), -1, dtype=torch.int32, device=self.device) if ratio == 4 else None,
+            self.sink,
+        )
+
     def serve(self, backend: AttentionBackend) -> str:
         """One small eager decode; what is wrong with its answer, or an empty string. Exceptions pass through."""
         batch = self.batch(ForwardMode.DECODE)
         rows = batch.batch_size
-        inputs = StepInputs(batch, 0, self.query(rows), self.rows(rows, _HEAD_DIM), None, None, self.sink)
-        out, lse = run_eager_step(backend, inputs)
+        out, lse = run_eager_step(backend, self.step_inputs(batch, 0))
         if tuple(out.shape) != (rows, _HEADS, _HEAD_DIM) or tuple(lse.shape) != (rows, _HEADS):
             return f"answers of shapes {list(out.shape)} and {list(lse.shape)}"
         if not bool(out.isfinite().all() & lse.isfinite().all()):

@@ -6,9 +6,11 @@ import builtins
 import re
 
 from dsv4_matrix.declaration.model import Case, Matrix, Probe, State
+from dsv4_matrix.declaration.sites import OWN_STEP
 from dsv4_matrix.modes.bench import Bench
 from dsv4_matrix.modes.errors import BackendError
-from dsv4_matrix.modes.sites import SITES, Refused, Site
+from dsv4_matrix.modes.own_step import OwnStep, own_steps
+from dsv4_matrix.modes.sites import SITES, Site
 from dsv4_matrix.modes.watch import CacheWatch
 from dsv4_matrix.protocol import BackendFactory
 
@@ -23,7 +25,8 @@ def run_probe(case: Case, matrix: Matrix, factory: BackendFactory, device: str) 
     """Bring the backend to the probe's call site and demand its refusal.
 
     The call must raise exactly the declared type with a matching message and change no cache byte; afterwards the
-    backend (or, where the call builds one, a newly built one) must serve a small eager decode.
+    backend (or, where the call builds one, a newly built one) must serve a small eager decode. A cell's own step is
+    tried in every way in which its mode runs it.
 
     Raises:
         ProbeFailed: any of that is not so.
@@ -31,22 +34,43 @@ def run_probe(case: Case, matrix: Matrix, factory: BackendFactory, device: str) 
     """
     if case.probe is None:
         raise ValueError(f"{case.id}: a {case.kind} has no probe")
-    site = SITES.get(case.probe.site)
-    if site is None:
-        raise ValueError(f"{case.id}: no such probe site {case.probe.site!r}; known: {', '.join(SITES)}")
-    bench = Bench(factory, device, case.cell.ratio if case.cell else 0)
     says = _declaration(case, matrix, case.probe)
+    for site in _sites(case, case.probe.site):
+        _demand_refusal(case, case.probe, site, factory, device, says)
+
+
+def _sites(case: Case, name: str) -> tuple[Site | OwnStep, ...]:
+    if name == OWN_STEP and case.cell is not None:
+        return own_steps(case.cell.mode)
+    if name not in SITES:
+        known = ", ".join((*SITES, OWN_STEP) if case.cell else SITES)
+        raise ValueError(f"{case.id}: no such probe site {name!r}; known: {known}")
+    return (SITES[name],)
+
+
+def _demand_refusal(
+    case: Case, probe: Probe, site: Site | OwnStep, factory: BackendFactory, device: str, says: str
+) -> None:
+    bench = Bench(factory, device, case.cell.ratio if case.cell else 0, site.prefill_path)
     try:
-        refused = site.arrange(bench)
-        cache = None if site.builds else CacheWatch(bench.backend.kv_buffers())
+        arranged = site.arranged(bench)
+        cache = CacheWatch(arranged.pools())
     except Exception as error:
         raise ProbeFailed(
             f"{case.id}: the backend raised before it was brought to {site.call}.\n"
             f"{BackendError('the preparation of the call', error)}\n{says}\n"
             "Fix the backend: only the call itself may refuse."
         ) from error
-    _demand_refusal(case, case.probe, site, refused, says)
-    if cache is not None and (changed := cache.changed()[0]):
+    for call in arranged.calls:
+        try:
+            call()
+        except Exception as error:
+            _check_refusal(case, probe, site, error, says)
+            break
+        cache = CacheWatch(arranged.pools())
+    else:
+        raise ProbeFailed(f"{case.id}: {site.call} went through; a refusal was due.\n{says}\n{_advice(case)}")
+    if changed := cache.changed()[0]:
         raise ProbeFailed(
             f"{case.id}: {site.call} refused, but {changed} cache bytes had changed by then.\n{says}\n"
             "Fix the backend: refuse before anything is written."
@@ -54,29 +78,24 @@ def run_probe(case: Case, matrix: Matrix, factory: BackendFactory, device: str) 
     _demand_service(case, bench, site, says)
 
 
-def _demand_refusal(case: Case, probe: Probe, site: Site, refused: Refused, says: str) -> None:
-    expected = getattr(builtins, probe.raises)
-    try:
-        refused()
-    except Exception as error:
-        found = f"{type(error).__name__}: {error}"
-        if type(error) is not expected:
-            raise ProbeFailed(
-                f"{case.id}: {site.call} raised another type.\ngot      {found}\n{says}\n"
-                f"{BackendError(site.call, error)}\n"
-                f"If the new type is right, edit `raises` of the probe; otherwise raise {probe.raises} in the backend."
-            ) from error
-        if not re.search(probe.match, str(error)):
-            raise ProbeFailed(
-                f"{case.id}: {site.call} raised {probe.raises} with another message.\ngot      {found}\n{says}\n"
-                "If it refuses for the declared reason, name that in the message, or edit `match` of the probe where "
-                "the declaration is yours; if not, the reason no longer holds."
-            ) from error
-        return
-    raise ProbeFailed(f"{case.id}: {site.call} went through; a refusal was due.\n{says}\n{_advice(case)}")
+def _check_refusal(case: Case, probe: Probe, site: Site | OwnStep, error: Exception, says: str) -> None:
+    """ProbeFailed unless ``error`` is of the declared type, with a matching message."""
+    found = f"{type(error).__name__}: {error}"
+    if type(error) is not getattr(builtins, probe.raises):
+        raise ProbeFailed(
+            f"{case.id}: {site.call} raised another type.\ngot      {found}\n{says}\n"
+            f"{BackendError(site.call, error)}\n"
+            f"If the new type is right, edit `raises` of the probe; otherwise raise {probe.raises} in the backend."
+        ) from error
+    if not re.search(probe.match, str(error)):
+        raise ProbeFailed(
+            f"{case.id}: {site.call} raised {probe.raises} with another message.\ngot      {found}\n{says}\n"
+            "If it refuses for the declared reason, name that in the message, or edit `match` of the probe where "
+            "the declaration is yours; if not, the reason no longer holds."
+        ) from error
 
 
-def _demand_service(case: Case, bench: Bench, site: Site, says: str) -> None:
+def _demand_service(case: Case, bench: Bench, site: Site | OwnStep, says: str) -> None:
     try:
         wrong = bench.serve(bench.backend)
     except Exception as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 from dsv4_matrix.modes.bench import Bench
 from dsv4_matrix.protocol import ForwardBatch, ForwardMode
@@ -15,18 +16,36 @@ Refused = Callable[[], object]
 
 
 @dataclass(frozen=True)
+class Arranged:
+    """A backend brought to where a refusal is due.
+
+    Attributes:
+        calls: in order; the first that raises is the one that refuses.
+        pools: its cache bytes now; none before it is built.
+    """
+
+    calls: tuple[Refused, ...]
+    pools: Callable[[], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
 class Site:
-    """A call site.
+    """A call site of one call.
 
     Attributes:
         call: what is called, for messages.
         arrange: makes everything that comes before the call, which must succeed, and returns the call.
         builds: the call is the backend's own construction, so that there is no backend before it.
+        prefill_path: of the runner.
     """
 
     call: str
     arrange: Callable[[Bench], Refused]
     builds: bool = False
+    prefill_path: str = "auto"
+
+    def arranged(self, bench: Bench) -> Arranged:
+        return Arranged((self.arrange(bench),), dict if self.builds else bench.backend.kv_buffers)
 
 
 def _built_with(bench: Bench, **changed: object) -> Refused:
@@ -124,7 +143,8 @@ def _extra_pool(bench: Bench) -> Refused:
     return lambda: bench.backend.store_compressed(batch, 0, bench.rows(batch.batch_size, 512))
 
 
-#: By the name that matrix.yaml uses; ``dsv4_matrix.declaration.sites`` lists the same names without torch.
+#: By the name that matrix.yaml uses; ``dsv4_matrix.declaration.sites`` has the same names without torch, and the one of
+#: ``own_step``.
 SITES: Mapping[str, Site] = MappingProxyType(
     {
         "capture-extend": Site(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -52,12 +55,22 @@ def run_captured_step(backend: AttentionBackend, inputs: StepInputs) -> tuple[Te
 
 def store_and_attend(backend: AttentionBackend, inputs: StepInputs) -> tuple[Tensor, Tensor]:
     """The step behind its metadata."""
-    backend.store_kv(inputs.batch, inputs.k)
+    *stores, attend = calls_behind_metadata(backend, inputs)
+    for store in stores:
+        store()
+    answer: tuple[Tensor, Tensor] = attend()
+    return answer
+
+
+def calls_behind_metadata(backend: AttentionBackend, inputs: StepInputs) -> tuple[Callable[[], Any], ...]:
+    """The calls of the step behind its metadata, in order; the last is the attention."""
+    batch = inputs.batch
+    calls: list[Callable[[], Any]] = [partial(backend.store_kv, batch, inputs.k)]
     if inputs.compressed is not None:
-        backend.store_compressed(inputs.batch, inputs.ratio, inputs.compressed)
+        calls.append(partial(backend.store_compressed, batch, inputs.ratio, inputs.compressed))
     if inputs.selection is not None:
-        backend.write_c4_selection(inputs.selection)
-    return backend.forward(inputs.q, inputs.batch, inputs.ratio, inputs.sink)
+        calls.append(partial(backend.write_c4_selection, inputs.selection))
+    return (*calls, partial(backend.forward, inputs.q, batch, inputs.ratio, inputs.sink))
 
 
 def entries_stored(step: Step) -> int:

@@ -33,11 +33,11 @@ cells:
   r4/eager:
     state: deferred
     reason: Ratio 4 is not wired up yet.
-    probe: {site: unknown-ratio, raises: ValueError, match: invalid compress_ratio}
+    probe: {site: own-step, raises: ValueError, match: invalid compress_ratio}
   r4/verify-cg:
     state: blocked
     reason: Verify needs a selection for each row.
-    probe: {site: selection-width, raises: ValueError, match: selection}
+    probe: {site: own-step, raises: ValueError, match: selection}
 refusals:
   page-size:
     reason: Pages have 256 tokens.

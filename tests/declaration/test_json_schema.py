@@ -72,7 +72,7 @@ SHAPE_MISTAKES = [
     ("    reason: Ratio 4 is not wired up yet.\n", ""),
     ("{state: covered, profiles: [chains]}", "{state: covered}"),
     ("{state: covered, profiles: [chains]}", "{state: covered, profiles: [chains], reason: Because it is so.}"),
-    ("site: unknown-ratio", "site: nowhere"),
+    ("site: own-step, raises: ValueError, match: invalid", "site: nowhere, raises: ValueError, match: invalid"),
     ("  r0/verify-cg:", "  verify-cg:"),
     ("ratios: [0, 4]", "ratios: [0, 4, 0]"),
 ]

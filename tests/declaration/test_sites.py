@@ -1,14 +1,41 @@
-"""Probe sites: those that a declaration may name and those that the harness can drive are the same."""
+"""Call sites: those that a declaration may name are those that the harness can drive, and each speaks for its cells."""
 
 from __future__ import annotations
 
-from dsv4_matrix.declaration.sites import SITE_NAMES
+import pytest
+
+from dsv4_matrix.cases.batch import GRAPH_MODES
+from dsv4_matrix.declaration.drives import DRIVES
+from dsv4_matrix.declaration.sites import CALL_SITES, DRIVEN, OWN_STEP, RATIOS, sites_of_cell, sites_outside_cells
 from dsv4_matrix.modes.sites import SITES
+
+EAGER_MODES = {"eager", "verify-eager", "de-eager"}
 
 
 def test_every_declared_site_is_implemented_and_no_other() -> None:
-    assert set(SITES) == set(SITE_NAMES)
+    assert {*SITES, OWN_STEP} == set(CALL_SITES)
 
 
 def test_descriptions_are_one_line_each() -> None:
-    assert all(text and "\n" not in text and len(text) < 100 for text in SITE_NAMES.values())
+    assert all(site.does and "\n" not in site.does and len(site.does) < 100 for site in CALL_SITES.values())
+
+
+def test_own_step_is_for_the_modes_that_have_a_driver() -> None:
+    assert set(DRIVEN) == GRAPH_MODES | EAGER_MODES
+
+
+@pytest.mark.parametrize("mode", DRIVES)
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_every_cell_has_a_site_but_the_one_that_every_probe_needs(ratio: int, mode: str) -> None:
+    assert bool(sites_of_cell(ratio, mode)) == ((ratio, mode) != (0, "eager"))
+
+
+def test_a_site_speaks_for_cells_or_for_an_edge_outside_them() -> None:
+    of_cells = {name for ratio in RATIOS for mode in DRIVES for name in sites_of_cell(ratio, mode)}
+    assert of_cells | set(sites_outside_cells()) == set(CALL_SITES)
+    assert not of_cells & set(sites_outside_cells())
+
+
+def test_sites_of_a_compressed_layer_say_nothing_about_ratio_0() -> None:
+    assert sites_of_cell(0, "de-eager") == (OWN_STEP,)
+    assert sites_of_cell(4, "de-eager") == (OWN_STEP, "draft-extend-compressed")
