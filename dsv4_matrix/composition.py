@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dsv4_matrix.declaration.model import Case
+from dsv4_matrix.declaration.model import Case, Variant
 from dsv4_matrix.execution import Execution, Setup, fault
 from dsv4_matrix.report.bits import CaseBits
 from dsv4_matrix.report.result import Outcome, Result, format_margin
@@ -45,13 +45,13 @@ def execute_composed(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | N
         return _short(fault(case, setup, Outcome.ERROR, str(error)))
 
 
-def kinds_of(plan: RunPlan) -> tuple[str, ...]:
+def kinds_of(plan: RunPlan, variant: Variant) -> tuple[str, ...]:
     """Batches of a plan: ``alone``, ``among`` for all others, or names of compositions with commas between."""
-    from dsv4_matrix.cases.compose import ALONE, KINDS
+    from dsv4_matrix.cases.compose import kinds_around
     from dsv4_matrix.modes.composed import PADDED
 
     if plan.composition == "among":
-        return (*(kind for kind in KINDS if kind != ALONE), PADDED)
+        return (*kinds_around(variant), PADDED)
     return tuple(plan.composition.split(","))
 
 
@@ -63,8 +63,9 @@ def _execute(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None) -> 
     from dsv4_matrix.modes.composed import PADDED, drive_composition
 
     assert case.cell is not None
+    assert case.variant is not None
     device = setup.machine.torch_device
-    kinds = kinds_of(plan)
+    kinds = kinds_of(plan, case.variant)
     batches = [kind for kind in kinds if kind != PADDED]
     composition = compose(case, setup.matrix, device, batches, plan.fillers)
     trace, answers = drive_composition(case, composition, setup.backend.factory, device, padded=PADDED in kinds)

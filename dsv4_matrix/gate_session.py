@@ -10,12 +10,13 @@ import argparse
 import faulthandler
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -224,14 +225,24 @@ def _architecture(context: Context) -> str:
 
 
 def _executed(context: Context, plan: RunPlan, cases: Sequence[Case]) -> Iterator[tuple[Composed, int, str]]:
-    """Each case with its worker and the worker's attestation, in the order of ``cases``."""
+    """Each case with its worker and the worker's attestation. All workers take cases in the order of ``cases``.
+
+    This process is one of them: it has torch and a device already, and works while the others start.
+    """
+    _one_thread()
     workers = min(plan.workers, len(cases))
     if workers == 1:
         for case in cases:
             yield _one(context, plan, case)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), _start, (context.options, plan)) as pool:
-        yield from pool.map(_one_here, [case.id for case in cases])
+    with ProcessPoolExecutor(workers - 1, get_context("spawn"), _start, (context.options, plan)) as pool:
+        futures = [(case, pool.submit(_one_here, case.id)) for case in cases]
+        for case, future in futures:
+            if future.cancel():  # nobody else has begun it
+                yield _one(context, plan, case)
+        for _, future in futures:
+            if not future.cancelled():
+                yield future.result()
 
 
 #: Of a worker process: its context and plan.
@@ -240,8 +251,25 @@ _worker: tuple[Context, RunPlan] | None = None
 
 def _start(options: Options, plan: RunPlan) -> None:
     global _worker
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker = Context(options), plan
     _ = _worker[0].setup
+    _one_thread()
+
+
+def _end_with_parent() -> None:
+    """A worker of a run that was ended would wait for its next case for ever, on a GPU that others need."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(SHORT)
+
+
+def _one_thread() -> None:
+    """Sums of inputs drawn on the CPU differ between one thread and two, and the workers share the cores."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def _one_here(case_id: str) -> tuple[Composed, int, str]:

@@ -18,6 +18,7 @@ from dsv4_matrix.cases.build import assemble
 from dsv4_matrix.cases.queries import FINE
 from dsv4_matrix.cases.scenario import Placement, Scenario, Step
 from dsv4_matrix.declaration.model import Case, Matrix, Variant
+from dsv4_matrix.protocol import ForwardMode
 
 #: Tokens by which a shorter needle's prefix grows: a whole page keeps its place in a page, a group and a window. Then
 #: its window is full, and there are entries enough for keys to be split.
@@ -41,6 +42,10 @@ KINDS: dict[str, str] = {
     "nan-neighbour": "nan N nan",
 }
 _PREFIXES = {"a": _SOME, "b": _OTHERS, "long": _LONG, "short": _SHORT, "empty": 0, "nan": _SOME}
+#: ``chunk-5``: the needle's rows in turns of five, alone, each turn over what the backend stored of those before it.
+CHUNK = "chunk-"
+#: A chunked prefill here takes this many turns of equal size, and one of fewer rows where they do not divide evenly.
+_TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Composition:
         alone: the needle's own scenario, one step or one chain: what it must answer wherever it stands.
         kinds: name of each step's batch.
         own_step: step of ``alone`` that each step repeats.
+        part: which of that step's rows it repeats: all of them, but in a chunk.
         rows: places of the needle's rows in each step, one slice for each time it is there.
     """
 
@@ -59,7 +65,26 @@ class Composition:
     alone: Scenario
     kinds: tuple[str, ...]
     own_step: tuple[int, ...]
+    part: tuple[slice, ...]
     rows: tuple[tuple[slice, ...], ...]
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One step of a kind: the batch's requests by name, the needle's step and rows that it repeats."""
+
+    kind: str
+    names: tuple[str, ...]
+    own: int
+    part: slice
+
+    @property
+    def count(self) -> int:
+        return int(self.part.stop - self.part.start)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        return tuple(at for at, name in enumerate(self.names) if name == "N")
 
 
 def has_needle(case: Case) -> bool:
@@ -67,29 +92,36 @@ def has_needle(case: Case) -> bool:
     return case.variant is not None and bool(case.variant.prefix_lens)
 
 
+def kinds_around(variant: Variant) -> tuple[str, ...]:
+    """Every kind that a needle of ``variant`` can stand in but ``alone``: a prefill of several rows also in chunks."""
+    kinds = tuple(kind for kind in KINDS if kind != ALONE)
+    rows = _needle(variant)[1]
+    if forward_mode(variant) is not ForwardMode.EXTEND or rows < 2:
+        return kinds
+    return (*kinds, f"{CHUNK}{max(1, rows // _TURNS)}")
+
+
 def compose(case: Case, matrix: Matrix, device: str, kinds: Sequence[str], fillers: int) -> Composition:
     """The needle of ``case`` in batches of ``kinds``, with fillers drawn from ``fillers`` and the case's id.
 
-    ValueError for a case without a request, and for a kind that is not in ``KINDS``.
+    ValueError for a case without a request, for a kind that is neither in ``KINDS`` nor a chunk of so many rows, and
+    for chunks of anything but a prefill.
     """
     if case.cell is None or case.variant is None or not has_needle(case):
         raise ValueError(f"{case.id}: has no request that could be a needle")
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise ValueError(f"{case.id}: no composition is called {', '.join(unknown)}; there are {', '.join(KINDS)}")
     prefix, rows = _needle(case.variant)
     steps = case.variant.num_steps - 1 if case.cell.mode == DRAFT_RUNNER else 1
-    alone = assemble(case, _plans(case.variant, [[(prefix, rows)]], steps), matrix, device, FINE)
-    names = [KINDS[kind].split() for kind in kinds]
-    batches = [[(prefix if n == "N" else _PREFIXES[n], rows) for n in batch] for batch in names]
+    groups = [_turns(case, kind, rows, steps) for kind in kinds]
+    turns = [turn for group in groups for turn in group]
+    alone = assemble(case, _plans(case.variant, [_turns(case, ALONE, rows, steps)], prefix), matrix, device, FINE)
     around = replace(case, id=f"{case.id}#fillers-{fillers}")  # another seed; no declared id has this character
-    scenario = assemble(around, _plans(case.variant, batches, steps), matrix, device)
+    scenario = assemble(around, _plans(case.variant, groups, prefix), matrix, device)
     laid: list[tuple[Step, Placement]] = []
-    for number, (step, placement) in enumerate(zip(scenario.steps, scenario.placements, strict=True)):
-        batch = names[number // steps]
-        own = number % steps
-        for at in (at for at, name in enumerate(batch) if name == "N"):
-            step, placement = _overlaid(step, placement, at, alone.steps[own], alone.placements[own])
-        for at in (at for at, name in enumerate(batch) if name == "nan"):
+    for turn, step, placement in zip(turns, scenario.steps, scenario.placements, strict=True):
+        for at in turn.places:
+            own = alone.steps[turn.own], alone.placements[turn.own]
+            step, placement = _overlaid(step, placement, at, *own, turn.part)
+        for at in (at for at, name in enumerate(turn.names) if name == "nan"):
             step, placement = _poisoned(step, placement, at)
         laid.append((replace(step, sink=alone.steps[0].sink), placement))
     return Composition(
@@ -97,9 +129,10 @@ def compose(case: Case, matrix: Matrix, device: str, kinds: Sequence[str], fille
             scenario, steps=tuple(step for step, _ in laid), placements=tuple(placement for _, placement in laid)
         ),
         alone=alone,
-        kinds=tuple(kind for kind in kinds for _ in range(steps)),
-        own_step=tuple(range(steps)) * len(kinds),
-        rows=tuple(_places(batch, rows if steps == 1 else 1) for batch in names for _ in range(steps)),
+        kinds=tuple(turn.kind for turn in turns),
+        own_step=tuple(turn.own for turn in turns),
+        part=tuple(turn.part for turn in turns),
+        rows=tuple(tuple(slice(at * t.count, (at + 1) * t.count) for at in t.places) for t in turns),
     )
 
 
@@ -116,35 +149,50 @@ def _needle(variant: Variant) -> tuple[int, int]:
     return (prefix if prefix >= _PAGE else prefix + _PAGE), rows
 
 
-def _plans(variant: Variant, batches: Sequence[Sequence[tuple[int, int]]], steps: int) -> tuple[StepPlan, ...]:
-    """Steps of these ``(prefix, rows)`` requests, each batch under tables of its own, all requests distinct."""
-    kind = forward_mode(variant)
+def _turns(case: Case, kind: str, rows: int, steps: int) -> list[_Turn]:
+    """Steps of one kind; ``rows`` and ``steps`` are the needle's."""
+    if kind in KINDS:
+        return [_Turn(kind, tuple(KINDS[kind].split()), step, slice(0, rows)) for step in range(steps)]
+    size = kind.removeprefix(CHUNK)
+    if not kind.startswith(CHUNK) or not size.isdecimal() or int(size) < 1:
+        raise ValueError(f"{case.id}: no composition is called {kind}; there are {', '.join(KINDS)}, {CHUNK}5")
+    assert case.variant is not None
+    if forward_mode(case.variant) is not ForwardMode.EXTEND:
+        raise ValueError(f"{case.id}: {kind} is of a prefill, this is {case.variant.forward}")
+    cuts = range(0, rows, int(size))
+    return [_Turn(kind, ("N",), 0, slice(first, min(first + int(size), rows))) for first in cuts]
+
+
+def _plans(variant: Variant, groups: Sequence[Sequence[_Turn]], prefix: int) -> tuple[StepPlan, ...]:
+    """Steps of these turns, each kind under tables of its own, all requests distinct. ``prefix`` is the needle's."""
+    mode = forward_mode(variant)
     plans, first = [], 0
-    for group, batch in enumerate(batches):
-        for step in range(steps):
-            spans = tuple(Span(first + at, prefix + step, rows, rows) for at, (prefix, rows) in enumerate(batch))
-            plans.append(StepPlan(kind, spans, group))
-        first += len(batch)
+    for group, turns in enumerate(groups):
+        for turn in turns:
+            lengths = [(prefix if name == "N" else _PREFIXES[name]) + turn.own + turn.part.start for name in turn.names]
+            spans = tuple(Span(first + at, length, turn.count, turn.count) for at, length in enumerate(lengths))
+            plans.append(StepPlan(mode, spans, group))
+        first += len(turns[0].names)
     return tuple(plans)
 
 
-def _places(batch: Sequence[str], rows: int) -> tuple[slice, ...]:
-    return tuple(slice(at * rows, (at + 1) * rows) for at, name in enumerate(batch) if name == "N")
-
-
-def _overlaid(step: Step, placement: Placement, at: int, own: Step, own_placement: Placement) -> tuple[Step, Placement]:
-    """Request ``at`` says what ``own``'s only request says."""
-    rows = _rows_of(step, at)
-    history, entries = _stored_of(placement, at)
+def _overlaid(
+    step: Step, placement: Placement, at: int, own: Step, own_placement: Placement, part: slice
+) -> tuple[Step, Placement]:
+    """Request ``at`` says what rows ``part`` of ``own``'s only request say."""
+    rows, tokens, entries_at = _rows_of(step, at), _part(step.token_base, at), _part(step.entry_base, at)
     step = replace(
         step,
-        tokens=_put(step.tokens, _part(step.token_base, at), own.tokens),
-        entries=_put(step.entries, _part(step.entry_base, at), own.entries),
-        selection=_put_some(step.selection, rows, own.selection),
-        q=_put(step.q, rows, own.q),
-        k=_put(step.k, rows, own.k),
-        compressed=_put_some(step.compressed, rows, own.compressed),
+        tokens=_put(step.tokens, tokens, own.tokens[: tokens.stop - tokens.start]),
+        entries=_put(step.entries, entries_at, own.entries[: entries_at.stop - entries_at.start]),
+        selection=_put_some(step.selection, rows, None if own.selection is None else own.selection[part]),
+        q=_put(step.q, rows, own.q[part]),
+        k=_put(step.k, rows, own.k[part]),
+        compressed=_put_some(step.compressed, rows, None if own.compressed is None else own.compressed[part]),
     )
+    if part.start:
+        return step, placement  # its history is what earlier chunks stored
+    history, entries = _stored_of(placement, at)
     return step, replace(
         placement,
         history_k=_put(placement.history_k, history, own_placement.history_k),

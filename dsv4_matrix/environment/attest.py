@@ -14,12 +14,18 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from dsv4_matrix.environment.launch import RECORD
 from dsv4_matrix.environment.profile import Profile
 
 UNSET = "(unset)"
+
+#: Variables that choose kernels or how they are compiled, by prefix; the others say where things lie.
+_KERNELS, _PLACES = ("TRITON_", "DSV4_"), ("DSV4_MATRIX_", "TRITON_CACHE_", "TRITON_HOME", "TRITON_DUMP_")
+#: Release of NVIDIA's kernel module; the driver's own call tells only which CUDA it serves.
+_MODULE = Path("/sys/module/nvidia/version")
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ def attest(
         "python": platform.python_version(),
         "machine": platform.machine(),
         "TRITON_INTERPRET": environ.get("TRITON_INTERPRET", UNSET),
+        **{n: v for n, v in environ.items() if n.startswith(_KERNELS) and not n.startswith(_PLACES)},
     }
     may: dict[str, str] = {
         "hash_randomization": str(sys.flags.hash_randomization),
@@ -83,11 +90,16 @@ def attest(
         for variable in profile.variables:
             observed = environ.get(variable.name, UNSET)
             (must if variable.matters else may)[variable.name] = observed
+    faults = _drift(environ)
     if "torch" in modules:
         must.update(_torch_facts(modules["torch"]))
+        try:
+            must["driver"] = _driver(modules["torch"])
+        except (OSError, RuntimeError) as error:
+            faults.append(f"the GPU's driver cannot be told: {error}")
     if "triton" in modules:
         must["triton"] = str(modules["triton"].__version__)
-    faults = [*_drift(environ), *(f"{name} was imported before the environment was checked" for name in early)]
+    faults += [f"{name} was imported before the environment was checked" for name in early]
     return Attestation(tuple(sorted(must.items())), tuple(sorted(may.items())), tuple(faults))
 
 
@@ -128,24 +140,35 @@ def _torch_facts(torch: Any) -> dict[str, str]:
         "torch.cudnn_benchmark": str(torch.backends.cudnn.benchmark),
         "torch.cudnn_deterministic": str(torch.backends.cudnn.deterministic),
         "torch.deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "torch.threads": str(torch.get_num_threads()),  # inputs are drawn on the CPU, the GPU's too
     }
     if torch.cuda.is_available():
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
         facts["device"] = f"{device.name} sm_{device.major}{device.minor} {device.multi_processor_count} SMs"
-        facts["driver"] = _driver_version()
     else:
         facts["device"] = "cpu"
-        facts["torch.threads"] = str(torch.get_num_threads())
     return facts
 
 
-def _driver_version() -> str:
-    """What the CUDA driver says of itself, as ``13000`` for 13.0; by the driver's own call, since torch's moved."""
+def _driver(torch: Any) -> str:
+    """``580.65.06, CUDA 13000``: the kernel module's release where Linux tells it, and the driver's own word.
+
+    Not by torch, whose call for it has moved, nor by nvidia-smi, which a container need not have. torch has loaded
+    libcuda by this name already where a GPU is in use. OSError or RuntimeError if the driver does not answer.
+    """
+    if not torch.cuda.is_available():
+        return "none"
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    try:
+        release = f"{_MODULE.read_text('ascii').strip()}, "
+    except (OSError, UnicodeDecodeError):
+        release = ""
     found = ctypes.c_int()
     status = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
     if status != 0:
         raise RuntimeError(f"cuDriverGetVersion: CUDA error {status}")
-    return str(found.value)
+    return f"{release}CUDA {found.value}"
 
 
 def _encode(value: Any) -> bytes:

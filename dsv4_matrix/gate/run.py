@@ -8,12 +8,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from dsv4_matrix.environment import SUITE, Attestation, ConflictError, EnvironmentValueError, Profile, prepare
+from dsv4_matrix.environment import (
+    SUITE,
+    Attestation,
+    ConflictError,
+    EnvironmentValueError,
+    Launch,
+    Profile,
+    prepare,
+)
 from dsv4_matrix.gate import canaries
 from dsv4_matrix.gate.compare import Compare, Run, Verdict, compare
 from dsv4_matrix.gate.plan import PLAN_A, PLAN_B, RUN_VARIABLE, RunPlan
@@ -22,6 +32,7 @@ from dsv4_matrix.report import bits
 from dsv4_matrix.report.canonical import ReportError, write_in_one_step
 
 ALIGNED, NOT_ALIGNED = 0, 1
+_POLL_SECONDS = 0.02
 
 #: (plan, report path) -> arguments of a Python interpreter that runs the matrix that way
 Command = Callable[[RunPlan, Path], Sequence[str]]
@@ -61,10 +72,10 @@ def run_gate(
     environ = os.environ if environ is None else environ
     folder.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix="gate-", dir=folder))
-    runs: list[Run] = []
     try:
-        for plan in plans:
-            runs.append(_run(plan, command, place, profiles, environ, out))
+        children = [_child(plan, command, place, profiles, environ) for plan in plans]
+        _run_side_by_side(children, out)
+        runs = [read_run(_report_path(place, child.plan), child.run) for child in children]
         if os.path.samefile(*(_report_path(place, plan) for plan in plans)):
             raise GateError("both runs wrote the same file; give each its own report")
     except (GateError, ConflictError, EnvironmentValueError) as error:
@@ -104,22 +115,54 @@ def read_run(report: Path, expected: str) -> Run:
     return Run(name, read, attestations)
 
 
-def _run(
-    plan: RunPlan, command: Command, place: Path, profiles: Sequence[Profile], environ: Mapping[str, str], out: TextIO
-) -> Run:
+@dataclass(frozen=True)
+class _Child:
+    """One run as it is about to start: its plan, the name that it must write back, its command and environment."""
+
+    plan: RunPlan
+    run: str
+    prepared: Launch
+
+
+def _child(
+    plan: RunPlan, command: Command, place: Path, profiles: Sequence[Profile], environ: Mapping[str, str]
+) -> _Child:
+    """Nothing is started. GateError, ConflictError or EnvironmentValueError for what the user has set."""
     run = f"{plan.name}-{secrets.token_hex(8)}"
-    report = _report_path(place, plan)
     seeded = [_with_hash_seed(profile, plan) for profile in profiles]
     free = {name: value for name, value in environ.items() if name != "PYTHONHASHSEED"}  # the plan's to choose
-    prepared = prepare(command(plan, report), seeded, {**free, **plan.environ(run)}, strict=True)
+    argv = command(plan, _report_path(place, plan))
+    prepared = prepare(argv, seeded, {**free, **plan.environ(run)}, strict=True)
     if prepared.applied.not_deterministic:
         raise GateError(f"not deterministic: {'; '.join(prepared.applied.not_deterministic)}")
-    out.write(f"run {plan.name}: {plan.workers} workers, {'descending' if plan.reverse else 'ascending'} order\n")
+    return _Child(plan, run, prepared)
+
+
+def _run_side_by_side(children: Sequence[_Child], out: TextIO) -> None:
+    """All runs at once: what else a machine does is one more thing that must not matter, and starting takes a while.
+
+    GateError, and the end of the others, as soon as one fails.
+    """
+    for child in children:
+        plan = child.plan
+        out.write(f"run {plan.name}: {plan.workers} workers, {'descending' if plan.reverse else 'ascending'} order\n")
     out.flush()
-    status = subprocess.run(prepared.argv, env=dict(prepared.environ), check=False).returncode
-    if status != 0:
-        raise GateError(f"run {plan.name} ended with status {status}; make it pass by itself first")
-    return read_run(report, run)
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for child in children:
+            running[child.plan.name] = subprocess.Popen(child.prepared.argv, env=dict(child.prepared.environ))
+        while running:
+            for name, status in [(name, process.poll()) for name, process in running.items()]:
+                if status is None:
+                    continue
+                del running[name]
+                if status != 0:
+                    raise GateError(f"run {name} ended with status {status}; make it pass by itself first")
+            time.sleep(_POLL_SECONDS)
+    finally:
+        for process in running.values():
+            process.terminate()
+            process.wait()
 
 
 def _with_hash_seed(profile: Profile, plan: RunPlan) -> Profile:

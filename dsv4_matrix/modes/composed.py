@@ -44,18 +44,33 @@ def drive_composition(
     assert case.variant is not None
     driven = replace(case, variant=variant_for(composition, case.variant))
     trace = drive(driven, composition.scenario, factory, device)
-    answers = []
+    answers: list[Answer] = []
+    chunks: dict[tuple[str, str], list[Observation]] = {}
     for seen in trace.observations:
-        own, kind = composition.own_step[seen.step], composition.kinds[seen.step]
+        own, kind, part = (values[seen.step] for values in (composition.own_step, composition.kinds, composition.part))
+        whole = part == slice(0, composition.alone.steps[own].q.shape[0])
         for rows in composition.rows[seen.step]:
             needle = replace(seen, leg=_path(seen.leg), step=own, out=seen.out[rows], lse=seen.lse[rows])
-            answers.append(Answer(kind, needle))
+            if whole:
+                answers.append(Answer(kind, needle))
+            else:
+                chunks.setdefault((kind, needle.leg), []).append(needle)
+    joined = [Answer(kind, _joined(parts)) for (kind, _), parts in chunks.items()]
+    # A leg that ended before its last chunk has a violation of its own.
+    rows_of = [composition.alone.steps[answer.observation.step].q.shape[0] for answer in joined]
+    answers += [answer for answer, rows in zip(joined, rows_of, strict=True) if len(answer.observation.out) == rows]
     extend = any(placement.batch.forward_mode == ForwardMode.EXTEND for placement in composition.scenario.placements)
     if padded and case.cell.mode not in GRAPH_MODES and not extend and not trace.violations:
         more, violations = _padded(composition, factory)
         answers += more
         trace = replace(trace, violations=violations)
     return trace, tuple(answers)
+
+
+def _joined(parts: list[Observation]) -> Observation:
+    """The answers of a needle's chunks, in order, as one."""
+    out, lse = torch.cat([part.out for part in parts]), torch.cat([part.lse for part in parts])
+    return replace(parts[0], out=out, lse=lse)
 
 
 def _path(leg: str) -> str:

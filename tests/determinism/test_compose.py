@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dsv4_matrix.cases.batch import DRAFT_RUNNER
-from dsv4_matrix.cases.compose import ALONE, KINDS, compose, has_needle
+from dsv4_matrix.cases.compose import ALONE, KINDS, compose, has_needle, kinds_around
 from dsv4_matrix.declaration import find_matrix, load_matrix
 from dsv4_matrix.judge.bits import bit_equal
 
@@ -16,6 +16,8 @@ MATRIX = load_matrix(find_matrix())
 CASES = {case.id: case for case in MATRIX.cases("cpu")}
 SOME = (
     "r0-eager-extend-ragged",
+    "r4-eager-extend-ragged",
+    "r128-eager-extend",
     "r4-cg-decode-emissions",
     "r4-verify-eager-ragged",
     "r128-verify-cg-chain-8-second-entry",
@@ -27,13 +29,22 @@ SOME = (
 
 @pytest.fixture(scope="module", params=SOME)
 def composed(request):
-    return CASES[request.param], compose(CASES[request.param], MATRIX, "cpu", tuple(KINDS), 3)
+    return CASES[request.param], made(request.param, 3)
+
+
+def made(case_id, fillers):
+    case = CASES[case_id]
+    return compose(case, MATRIX, "cpu", (ALONE, *kinds_around(case.variant)), fillers)
 
 
 def slices(composition):
     for number, places in enumerate(composition.rows):
         for rows in places:
             yield number, rows, composition.alone.steps[composition.own_step[number]]
+
+
+def cut(composition, number, values):
+    return None if values is None else values[composition.part[number]]
 
 
 def test_the_needles_rows_are_those_of_the_needle_alone(composed):
@@ -43,7 +54,7 @@ def test_the_needles_rows_are_those_of_the_needle_alone(composed):
         step = composition.scenario.steps[number]
         seen += 1
         for name in ("q", "k", "compressed", "selection", "positions"):
-            values, wanted = getattr(step, name), getattr(own, name)
+            values, wanted = getattr(step, name), cut(composition, number, getattr(own, name))
             assert (values is None) == (wanted is None)
             if values is not None:
                 assert bit_equal(values[rows], wanted), (composition.kinds[number], name)
@@ -59,15 +70,18 @@ def test_the_needles_keys_are_those_of_the_needle_alone(composed):
         for name in ("token", "entry"):
             base = getattr(step, f"{name}_base")
             bank = {"token": step.tokens, "entry": step.entries}[name][base[request] : base[request + 1]]
-            assert bit_equal(bank, {"token": own.tokens, "entry": own.entries}[name])
+            wanted = {"token": own.tokens, "entry": own.entries}[name]
+            assert bit_equal(bank, wanted[: len(bank)])
+            if name == "token":
+                assert len(wanted) - len(bank) == own.positions[-1] - step.positions[rows][-1]
 
 
 def test_history_lies_where_the_tables_say(composed):
     """What is stored before a step is, at the needle's locations, the needle's history."""
     _, composition = composed
     for number, rows, own in slices(composition):
-        if composition.own_step[number]:
-            continue  # later steps of a chain find their history stored
+        if composition.own_step[number] or composition.part[number].start:
+            continue  # later steps of a chain and later chunks find their history stored
         step, placement = composition.scenario.steps[number], composition.scenario.placements[number]
         request = int(step.request[rows][0])
         table = placement.req_to_token[placement.batch.req_pool_indices[request]].long()
@@ -91,12 +105,12 @@ def test_only_the_poisoned_neighbour_holds_nan(composed):
 
 def test_fillers_and_pages_follow_their_seed(composed):
     case, composition = composed
-    other = compose(case, MATRIX, "cpu", tuple(KINDS), 4)
+    other = made(case.id, 4)
     at = composition.kinds.index("middle")
     rows = composition.rows[at][0]
     assert not torch.equal(other.scenario.steps[at].q[: rows.start], composition.scenario.steps[at].q[: rows.start])
     assert torch.equal(other.scenario.steps[at].q[rows], composition.scenario.steps[at].q[rows])
-    again = compose(case, MATRIX, "cpu", tuple(KINDS), 3)
+    again = made(case.id, 3)
     assert torch.equal(again.scenario.placements[at].history_loc, composition.scenario.placements[at].history_loc)
 
 
@@ -104,15 +118,41 @@ def test_the_needle_has_keys_enough_to_be_split():
     for case in CASES.values():
         if case.kind == "case" and has_needle(case):
             steps = case.variant.num_steps - 1 if case.cell.mode == DRAFT_RUNNER else 1
-            made = compose(case, MATRIX, "cpu", (ALONE,), 0)
-            assert len(made.alone.steps) == steps
-            assert made.alone.steps[0].prefix_lens[0] >= 256, case.id
+            alone = compose(case, MATRIX, "cpu", (ALONE,), 0).alone
+            assert len(alone.steps) == steps
+            assert alone.steps[0].prefix_lens[0] >= 256, case.id
+
+
+def test_a_prefill_is_cut_into_chunks_that_go_on_where_the_last_ended():
+    case = CASES["r4-eager-extend"]  # 16 rows behind 320 tokens
+    assert kinds_around(case.variant)[-1] == "chunk-5"
+    chunks = compose(case, MATRIX, "cpu", ("middle", "chunk-5"), 3)
+    assert chunks.kinds == ("middle", *["chunk-5"] * 4)
+    assert [step.q.shape[0] for step in chunks.scenario.steps[1:]] == [5, 5, 5, 1]
+    assert [step.prefix_lens for step in chunks.scenario.steps[1:]] == [(320,), (325,), (330,), (335,)]
+    assert [len(placement.history_loc) > 0 for placement in chunks.scenario.placements[1:]] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    positions = torch.cat([step.positions for step in chunks.scenario.steps[1:]])
+    assert torch.equal(positions, chunks.alone.steps[0].positions)
+
+
+@pytest.mark.parametrize("case_id", ["r0-eager-extend-page-above", "r4-cg-decode-emissions", "r0-de-eager-uniform"])
+def test_what_has_no_chunks(case_id):
+    """One row, a decode, and a draft extend, which is never cut."""
+    assert set(kinds_around(CASES[case_id].variant)) == set(KINDS) - {ALONE}
 
 
 def test_what_cannot_be_composed_is_refused():
     case = CASES["r0-eager-decode-within-window"]
-    with pytest.raises(ValueError, match="no composition is called frist; there are alone, first"):
-        compose(case, MATRIX, "cpu", ("frist",), 0)
+    for kind in ("frist", "chunk-0", "chunk-x"):
+        with pytest.raises(ValueError, match=f"no composition is called {kind}; there are alone, first"):
+            compose(case, MATRIX, "cpu", (kind,), 0)
+    with pytest.raises(ValueError, match="chunk-2 is of a prefill, this is decode"):
+        compose(case, MATRIX, "cpu", ("chunk-2",), 0)
     with pytest.raises(ValueError, match="no request"):
         compose(CASES["r0-eager-decode-idle"], MATRIX, "cpu", (ALONE,), 0)
     assert not has_needle(replace(case, variant=None))

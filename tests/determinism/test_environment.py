@@ -241,7 +241,7 @@ def test_drift_opt_outs_and_early_imports_are_faults():
     assert disagreements(opted, opted) == opted.faults
 
 
-def fake_torch(version="2.13", tf32=False, device=None):
+def fake_torch(version="2.13", tf32=False, device=None, threads=1, hip=None):
     def properties(_):
         return SimpleNamespace(name=device, major=9, minor=0, multi_processor_count=132)
 
@@ -252,11 +252,11 @@ def fake_torch(version="2.13", tf32=False, device=None):
     )
     return SimpleNamespace(
         __version__=version,
-        version=SimpleNamespace(cuda="13.0"),
+        version=SimpleNamespace(cuda="13.0", hip=hip),
         backends=SimpleNamespace(cuda=SimpleNamespace(matmul=matmul), cudnn=cudnn),
         are_deterministic_algorithms_enabled=lambda: True,
         cuda=cuda,
-        get_num_threads=lambda: 1,
+        get_num_threads=lambda: threads,
     )
 
 
@@ -272,7 +272,7 @@ def fake_driver(status):
     return Library
 
 
-@pytest.mark.parametrize("other", [{"version": "2.14"}, {"tf32": True}, {"device": "NVIDIA H200"}])
+@pytest.mark.parametrize("other", [{"version": "2.14"}, {"tf32": True}, {"threads": 2}, {"device": "H200"}])
 def test_versions_switches_and_devices_must_match(monkeypatch, other):
     monkeypatch.setattr(ctypes, "CDLL", fake_driver(0))
     left, right = (attest([SUITE], prepared(), modules={"torch": fake_torch(**more)}) for more in ({}, other))
@@ -299,13 +299,39 @@ def test_a_broken_attestation_is_refused(text):
         Attestation.from_json(text)
 
 
-@pytest.mark.parametrize(("status", "said"), [(0, "13000"), (100, "CUDA error 100")])
-def test_the_driver_is_asked_itself(monkeypatch, status, said):
+def on_gpu(**more):
+    return attest([SUITE], prepared(), modules={"torch": fake_torch(device="NVIDIA H200", **more)})
+
+
+def test_the_driver_is_asked_itself(monkeypatch, tmp_path):
     """torch's own way to the driver's version moved between releases, and a GPU's attestation went with it."""
-    monkeypatch.setattr(ctypes, "CDLL", fake_driver(status))
-    driver_version = sys.modules[attest.__module__]._driver_version
-    try:
-        told = driver_version()
-    except RuntimeError as error:
-        told = str(error)
-    assert said in told
+    monkeypatch.setattr(ctypes, "CDLL", fake_driver(0))
+    release = tmp_path / "version"
+    monkeypatch.setattr(sys.modules[attest.__module__], "_MODULE", release)
+    assert dict(on_gpu().must_match)["driver"] == "CUDA 13000"
+    release.write_text("580.65.06\n")
+    assert dict(on_gpu().must_match)["driver"] == "580.65.06, CUDA 13000"
+    assert dict(on_gpu(hip="7.0").must_match)["driver"] == "ROCm 7.0"
+    assert on_gpu().faults == ()
+
+
+def test_a_driver_that_does_not_answer_is_a_fault(monkeypatch):
+    """Otherwise runs under two drivers would be compared; and a worker must not die of it."""
+    monkeypatch.setattr(ctypes, "CDLL", fake_driver(100))
+    assert on_gpu().faults == ("the GPU's driver cannot be told: cuDriverGetVersion: CUDA error 100",)
+
+    def absent(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    assert on_gpu().faults == ("the GPU's driver cannot be told: libcuda.so.1: cannot open shared object file",)
+
+
+def test_what_chooses_kernels_must_match_and_where_they_lie_need_not():
+    plain = attest([SUITE], prepared(), modules={})
+    for name in ("DSV4_TRITON_KERNEL", "TRITON_F32_DEFAULT"):
+        other = attest([SUITE], {**prepared(), name: "hopper"}, modules={})
+        assert any(name in told for told in disagreements(plain, other))
+    for name in ("TRITON_CACHE_DIR", "TRITON_HOME", "DSV4_MATRIX_GATE_RUN", "PYTHONPYCACHEPREFIX"):
+        other = attest([SUITE], {**prepared(), name: "/elsewhere"}, modules={})
+        assert not disagreements(plain, other)

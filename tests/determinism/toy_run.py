@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import time
 from pathlib import Path
 
 from dsv4_matrix.environment import SUITE, attest
@@ -39,11 +40,23 @@ def value_of(case, plan, defect):
     return total(values, batch if defect == "splits-from-batch" else 1)
 
 
+def beside(pid_file, second):
+    """Run A never ends; run B crashes once A is there."""
+    if not second:
+        pid_file.write_text(str(os.getpid()))
+        time.sleep(600)
+    while not (pid_file.is_file() and pid_file.read_text()):
+        time.sleep(0.01)
+    sys.exit(3)
+
+
 def main(report, defect):
     plan = RunPlan.observed(os.environ)
     second = plan.name == "B"
     if defect == "crash" and second:
         sys.exit(3)
+    if defect == "crash-beside-a-hang":
+        beside(report.with_name("A.pid"), second)
     results, bits = [], {}
     for case in reversed(CASES) if plan.reverse else CASES:
         outcome = Outcome.FAILED if defect == "wrong" and case == "toy-b" else Outcome.PASSED

@@ -101,6 +101,17 @@ class ChangesBetweenRuns(DSV4TritonBackend):
         return out, (lse.view(torch.int32) ^ self.noise).view(torch.float32)
 
 
+class ChunksMoveTiles(DSV4TritonBackend):
+    """A prefill of few rows a request gets a smaller tile: a request's bits follow how its prompt was cut."""
+
+    def forward(self, q: Tensor, batch: Any, *rest: Any):
+        sound = attention.target_of
+        few = batch.forward_mode == "extend" and batch.extend_seq_lens_cpu and max(batch.extend_seq_lens_cpu) < 4
+        smaller = (lambda device: replace(sound(device), block_n=sound(device).block_n // 2)) if few else sound
+        with patched("target_of", smaller):
+            return super().forward(q, batch, *rest)
+
+
 class Undeclared(DSV4TritonBackend):
     """Says nothing about its bits."""
 

@@ -30,6 +30,7 @@ MATRIX = load_matrix(find_matrix())
 CASES = {case.id: case for case in MATRIX.cases()}
 DECODE, C4_GRAPH = "r0-eager-decode-heads-16", "r4-cg-decode-emissions"
 CHAIN = "r0-eagle-draft-runner-chain-3-steps"
+PREFILL = "r0-eager-extend-prefix-one-page"
 
 
 def setup(backend=None):
@@ -68,15 +69,31 @@ def test_a_sound_backend_is_aligned(tmp_path, case_id):
         ("wrong_bits:NeighbourLeaks", DECODE, "in batch nan-neighbour is not that in batch middle"),
         ("wrong_triton:StaleGraphBuffer", C4_GRAPH, "differs in bits from the eager run"),
         ("wrong_bits:ReadsPastLength", C4_GRAPH, "in batch nan-neighbour is not that in batch middle"),
+        ("wrong_bits:ChunksMoveTiles", PREFILL, "in batch chunk-1 is not that in batch middle"),
     ],
 )
 def test_each_defect_is_found(tmp_path, wrong, case_id, told):
     kinds = "middle" if told == "ulp apart" else "middle,last,nan-neighbour,padded"
+    kinds += ",chunk-1" if case_id == PREFILL else ""
     outcomes, verdict = two_runs(tmp_path, case_id, wrong, kinds)
     assert not verdict.aligned
     said = "\n".join([str(verdict), *(message for _, message in outcomes)])
     assert told in said, said
     assert "dsv4-matrix run" not in said
+
+
+def test_only_chunks_show_bits_that_follow_them(tmp_path):
+    """The same defect in every other batch: it is the chunk that finds it."""
+    outcomes, verdict = two_runs(tmp_path, PREFILL, "wrong_bits:ChunksMoveTiles")
+    assert [outcome for outcome, _ in outcomes] == [Outcome.PASSED] * 2
+    assert verdict.aligned
+
+
+def test_a_prefill_has_the_same_bits_in_chunks(tmp_path):
+    for case_id in ("r4-eager-extend-no-prefix", "r128-eager-extend-before-first-entry"):
+        outcomes, verdict = two_runs(tmp_path, case_id, among="middle,chunk-4")
+        assert [outcome for outcome, _ in outcomes] == [Outcome.PASSED] * 2, outcomes
+        assert verdict.aligned
 
 
 def test_a_case_whose_bits_show_no_split_is_insensitive(monkeypatch):

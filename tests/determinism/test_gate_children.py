@@ -1,0 +1,101 @@
+"""The gate's processes: both runs at once, none left behind, workers in plan order with the run's own process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dsv4_matrix import gate_session
+from dsv4_matrix.gate import PLAN_A, PLAN_B, run_gate
+from dsv4_matrix.report.bits import Level
+
+TOY = Path(__file__).parent / "toy_run.py"
+
+
+def test_a_run_that_fails_ends_the_other(tmp_path, capfd):
+    status = run_gate(
+        lambda plan, report: [str(TOY), str(report), "crash-beside-a-hang"],
+        level=Level.BATCH,
+        minimum=1,
+        folder=tmp_path,
+    )
+    assert status == 1
+    assert "run B ended with status 3" in capfd.readouterr().out
+    pid = int(next(tmp_path.glob("gate-*/A.pid")).read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+ORPHANS = """
+import multiprocessing, os, signal, threading, time
+from dsv4_matrix.gate_session import _end_with_parent
+
+def worker(told):
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    told.send(os.getpid())
+    time.sleep(600)
+
+if __name__ == "__main__":
+    ours, theirs = multiprocessing.Pipe()
+    multiprocessing.get_context("spawn").Process(target=worker, args=(theirs,)).start()
+    print(ours.recv(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_end_with_their_run(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(ORPHANS)
+    # The worker holds the pipe open for as long as it lives.
+    done = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, timeout=120, check=False)
+    assert done.returncode == -9
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
+
+
+class Pool:
+    """Stands for the pool: workers that have begun the cases named so far, and never get to the others."""
+
+    begun: tuple[str, ...] = ()
+    made: tuple[int, ...] = ()
+
+    def __init__(self, workers, *_):
+        Pool.made = (*Pool.made, workers)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def submit(self, _, case_id):
+        taken = case_id in self.begun
+        return SimpleNamespace(cancel=lambda: not taken, cancelled=lambda: not taken, result=lambda: ("pool", case_id))
+
+
+@pytest.mark.parametrize("begun", [(), ("a",), ("a", "c"), ("a", "b", "c")])
+def test_each_case_is_run_once_by_the_first_that_is_free(monkeypatch, begun):
+    monkeypatch.setattr(gate_session, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(gate_session, "_one", lambda context, plan, case: ("here", case.id))
+    monkeypatch.setattr(gate_session, "_one_thread", lambda: None)
+    monkeypatch.setattr(Pool, "begun", begun)
+    monkeypatch.setattr(Pool, "made", ())
+    cases = [SimpleNamespace(id=name) for name in "abc"]
+    context = SimpleNamespace(options=None)
+    assert sorted(gate_session._executed(context, PLAN_B, cases)) == sorted(
+        ("pool" if name in begun else "here", name) for name in "abc"
+    )
+    assert Pool.made == (2,)  # of three workers for three cases one is this process
+
+
+def test_one_worker_needs_no_pool(monkeypatch):
+    monkeypatch.setattr(gate_session, "ProcessPoolExecutor", None)
+    monkeypatch.setattr(gate_session, "_one", lambda context, plan, case: case.id)
+    monkeypatch.setattr(gate_session, "_one_thread", lambda: None)
+    cases = [SimpleNamespace(id=name) for name in "ba"]
+    assert list(gate_session._executed(SimpleNamespace(options=None), PLAN_A, cases)) == ["b", "a"]
