@@ -133,12 +133,14 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--require-gpu", action="store_true", help="fail where there is no usable GPU")
     made = add("bench", _bench, "time a FlashMLA-compatible kernel on this GPU against floors and a peer's table")
     made.add_argument("--kernel", metavar="NAME|module:attr", help="function to time (default: the only one installed)")
-    made.add_argument("--shapes", metavar="EXPR", help="fnmatch patterns on shape names, comma means or: 'c4-h64-*'")
-    made.add_argument("--long", action="store_true", help="also contexts of 1M tokens and prompts of 8192 rows")
-    made.add_argument("--steps", action="store_true", help="also metadata, stores and a whole decode step")
+    made.add_argument("--shapes", metavar="EXPR", help="fnmatch patterns on the 41 names, comma means or: 'c4-h64-*'")
+    made.add_argument("--long", action="store_true", help="contexts of 1M tokens and prompts of 8192 rows")
+    made.add_argument("--steps", action="store_true", help="metadata, stores and a whole decode step of a backend")
     made.add_argument("--backend", metavar="NAME|module:attr", help="backend for --steps (default: the one installed)")
-    made.add_argument("--json", metavar="PATH", help="write everything measured there")
-    made.add_argument("--plot", metavar="PATH", help="draw times against floors there; needs matplotlib")
+    made.add_argument("--json", metavar="PATH", type=Path, help="write what is measured there, after each shape")
+    made.add_argument("--plot", metavar="PATH.svg", type=Path, help="draw times against floors and the peer there")
+    made.add_argument("--from", dest="source", metavar="PATH", type=Path, help="render that JSON instead of measuring")
+    made.add_argument("--table", action="store_true", help="with --from: as Markdown")
     report_commands.add_commands(add)
     return parser
 
@@ -172,10 +174,16 @@ def _list(args: argparse.Namespace) -> int:
 
 def _explain(args: argparse.Namespace) -> int:
     from dsv4_matrix.declaration.listing import UnknownNameError, explain_text
+    from dsv4_matrix.report.kernels import KernelsError, installed_tables, table_text
 
     try:
-        print(explain_text(_load(args), args.name))
-    except UnknownNameError as error:
+        kernels = [
+            line
+            for name, table in installed_tables().items()
+            for line in (f"kernels of {name}, as it declares them:", *(f"  {text}" for text in table_text(table)))
+        ]
+        print(explain_text(_load(args), args.name, kernels))
+    except (UnknownNameError, KernelsError) as error:
         print(f"dsv4-matrix explain: {error}", file=sys.stderr)
         return BAD_INPUT
     return GOOD
@@ -244,16 +252,10 @@ def _gate(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     from dsv4_matrix.bench.command import run_bench
+    from dsv4_matrix.bench.request import Request
 
-    return run_bench(
-        kernel=args.kernel,
-        backend=args.backend,
-        shapes=args.shapes,
-        long=args.long,
-        steps=args.steps,
-        json_path=args.json,
-        plot_path=args.plot,
-    )
+    names = ("kernel", "backend", "shapes", "long", "steps", "json", "plot", "source", "table")
+    return run_bench(Request(**{name: getattr(args, name) for name in names}))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from dsv4_matrix.protocol import AttentionBackend, BackendFactory, MultiStepDraf
 BACKENDS = "dsv4_matrix.backends"
 REFERENCES = "dsv4_matrix.references"
 KERNELS = "dsv4_matrix.kernels"
+#: folders of a checkout whose packages are imported by their own names, as pyproject.toml maps them
+IMPORT_ROOTS = ("backends", "references")
 
 
 class LoadError(Exception):
@@ -56,12 +58,18 @@ class CheckedFactory:
         return backend
 
 
+def backend_name(selection: str | None = None) -> str:
+    """The name of the backend that ``load_backend`` would load, without importing it. LoadError if there is none."""
+    return _resolved(BACKENDS, "backend", "--matrix-backend", selection)[0]
+
+
 def load_backend(selection: str | None = None, search: Path | None = None) -> Backend:
     """The backend that ``selection`` names; without one, the only one installed.
 
     Args:
         selection: name in the entry point group ``dsv4_matrix.backends``, or ``module:attr``.
-        search: folder that ``module:attr`` may also import from; by default the current directory.
+        search: folder that ``module:attr`` may also import from, itself and its ``backends`` and ``references``; by
+            default the current directory.
 
     Raises:
         LoadError: nothing by that name, an import that fails, missing methods, methods of another shape.
@@ -103,7 +111,8 @@ def installed(group: str) -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=group)}))
 
 
-def _find(group: str, role: str, option: str, selection: str | None, search: Path | None) -> tuple[str, Any]:
+def _resolved(group: str, role: str, option: str, selection: str | None) -> tuple[str, EntryPoint | None]:
+    """The name that ``selection`` stands for, and its entry point; None for ``module:attr``, which has none."""
     points = list(entry_points(group=group))
     here = _listing(role, points)
     if selection is None:
@@ -111,13 +120,20 @@ def _find(group: str, role: str, option: str, selection: str | None, search: Pat
             raise LoadError(f"no {role} is selected; choose one with {option} NAME or {option} module:attr; {here}")
         selection = points[0].name
     if ":" in selection:
-        return selection, _from_module(role, selection, search or Path.cwd(), here)
+        return selection, None
     matching = {point.value: point for point in points if point.name == selection}
     if not matching:
         raise LoadError(f"there is no {role} {selection!r}; {here}; code that is not installed is given as module:attr")
     if len(matching) > 1:
         raise LoadError(f"{role} {selection!r} is ambiguous: {', '.join(sorted(matching))}; select it as module:attr")
-    point = next(iter(matching.values()))
+    return selection, next(iter(matching.values()))
+
+
+def _find(group: str, role: str, option: str, selection: str | None, search: Path | None) -> tuple[str, Any]:
+    selection, point = _resolved(group, role, option, selection)
+    if point is None:
+        here = _listing(role, list(entry_points(group=group)))
+        return selection, _from_module(role, selection, search or Path.cwd(), here)
     try:
         return selection, point.load()
     except Exception as error:
@@ -130,11 +146,15 @@ def _from_module(role: str, selection: str, search: Path, here: str) -> Any:
         raise LoadError(f"{role} {selection!r} is not of the form module:attr; {here}")
     if str(search) not in sys.path:
         sys.path.insert(0, str(search))
+    # last, so that they shadow nothing: a checkout of this project that is not installed
+    sys.path += [str(search / root) for root in IMPORT_ROOTS if str(search / root) not in sys.path]
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:
+        roots = ", ".join(f"{root}/" for root in IMPORT_ROOTS)
         raise LoadError(
-            f"{role} {selection!r}: module {module_name} does not import (from {search} and sys.path): {_said(error)}"
+            f"{role} {selection!r}: module {module_name} does not import (from {search}, {roots} in it and sys.path): "
+            f"{_said(error)}"
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):

@@ -1,86 +1,49 @@
-"""``dsv4-matrix bench``: measure, print as it goes, and leave JSON and a plot where asked."""
+"""``dsv4-matrix bench``: measure, print and write as it goes; or render a document that an earlier run wrote."""
 
 from __future__ import annotations
 
-import platform
 import sys
 from pathlib import Path
-from typing import Any
 
-import torch
+from dsv4_matrix.bench import document, present
+from dsv4_matrix.bench.markdown import markdown
+from dsv4_matrix.bench.plot import svg
+from dsv4_matrix.bench.request import Request, RequestError, check
+from dsv4_matrix.bench.results import Results
 
-from dsv4_matrix.bench import present
-from dsv4_matrix.bench.floors import measure_ceilings
-from dsv4_matrix.bench.kernels import find_kernel, find_peer
-from dsv4_matrix.bench.measure import Measurement, measure
-from dsv4_matrix.bench.shapes import NoSuchShapeError, long_shapes, peer_table, select
-from dsv4_matrix.bench.steps import StepMeasurement, measure_steps
-from dsv4_matrix.loading import LoadError, load_backend
-
-GOOD, BAD_INPUT = 0, 2
+GOOD, INCOMPLETE, BAD_INPUT = 0, 1, 2
 
 
-def run_bench(
-    *,
-    kernel: str | None,
-    backend: str | None,
-    shapes: str | None,
-    long: bool,
-    steps: bool,
-    json_path: str | None,
-    plot_path: str | None,
-) -> int:
-    """Run the benchmark on the current GPU; the exit status. Arguments are those of the command."""
+def run_bench(request: Request) -> int:
+    """Do what is asked; the exit status."""
     try:
-        if plot_path:
-            present.check_plot()
-        if not torch.cuda.is_available():
-            raise LoadError("there is no GPU here: torch.cuda.is_available() is False")
-        table = peer_table()
-        chosen = select(list(table.microseconds), shapes)
-        under_test, peer = find_kernel(kernel), find_peer()
-        factory = load_backend(backend).factory if steps else None
-    except (LoadError, NoSuchShapeError, present.PlotError) as error:
+        check(request)
+        if request.source is None:
+            from dsv4_matrix.bench.session import run_session
+
+            results = run_session(request)
+        else:
+            results = document.read(request.source)
+            for line in [markdown(results).rstrip()] if request.table else _as_printed(results):
+                print(line)
+        if request.plot is not None:
+            _draw(results, request.plot)
+    except (RequestError, document.DocumentError) as error:
         print(f"dsv4-matrix bench: {error}", file=sys.stderr)
         return BAD_INPUT
-    device = torch.device("cuda", torch.cuda.current_device())
-    machine = _machine(device, under_test.name)
-    print(", ".join(f"{name} {value}" for name, value in machine.items()))
-    comparable = machine["gpu"] == table.gpu
-    if not comparable and peer is None:
-        print(f"the peer's table is of an {table.gpu}: its times are not compared with this GPU's")
-    times = table.microseconds if comparable else {}
-    ceilings = measure_ceilings(device)
-    print(present.HEADER)
-
-    def tell(result: Measurement) -> None:
-        print(present.line(result), flush=True)
-
-    groups = {"peer table": measure(chosen, under_test, peer, times, ceilings, device, tell)}
-    if long:
-        groups["long context"] = measure(long_shapes(), under_test, peer, times, ceilings, device, tell)
-    for choice in sorted({result.choice for results in groups.values() for result in results if result.choice}):
-        print(choice)
-    print(present.closing(groups["peer table"], ceilings))
-    measured: list[StepMeasurement] = []
-    if factory is not None:
-        measured = measure_steps(factory, ceilings, device)
-        print("\n".join(present.step_lines(measured)))
-    if json_path:
-        Path(json_path).write_text(present.as_json(machine, ceilings, groups, measured), encoding="utf-8")
-    if plot_path:
-        everything = [result for results in groups.values() for result in results]
-        present.plot(everything, Path(plot_path), f"{under_test.name} on {machine['gpu']}")
-    return GOOD
+    return GOOD if results.finished or request.source is not None else INCOMPLETE
 
 
-def _machine(device: torch.device, kernel: str) -> dict[str, Any]:
-    import triton
+def _draw(results: Results, path: Path) -> None:
+    if not results.everything:
+        raise RequestError(f"{path}: a plot shows shapes, and none was measured")
+    title = f"{results.machine['kernel']} on {results.machine['gpu']}"
+    path.write_text(svg(results.everything, title), encoding="utf-8")
 
-    return {
-        "kernel": kernel,
-        "gpu": torch.cuda.get_device_name(device),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-    }
+
+def _as_printed(results: Results) -> list[str]:
+    lines = [", ".join(f"{name} {value}" for name, value in results.machine.items())]
+    for name, group in results.groups.items():
+        lines += [f"{name}:", present.HEADER, *(present.line(one) for one in group)]
+    lines += [present.step_line(step) for step in results.steps]
+    return [*lines, *present.closing(results)]

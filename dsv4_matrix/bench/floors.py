@@ -5,11 +5,11 @@ Both ceilings are measured on the device at hand, never taken from a datasheet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from dsv4_matrix.bench.results import Ceilings
 from dsv4_matrix.bench.shapes import Shape
 from dsv4_matrix.bench.timing import median_microseconds, sample
 
@@ -19,25 +19,6 @@ BF16_BYTES = 2
 #: 4 GiB read and written, and a product of 8192 on each side: both far above what a launch costs
 COPY_BYTES = 2 * 1024**3
 MATRIX_SIDE = 8192
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """Rates of one device.
-
-    Attributes:
-        bytes_per_second: device-to-device copy, bytes read plus bytes written.
-        flops_per_second: bf16 matrix product on random data, two operations a multiply-add.
-    """
-
-    bytes_per_second: float
-    flops_per_second: float
-
-    def memory_microseconds(self, moved: float) -> float:
-        return moved / self.bytes_per_second * 1e6
-
-    def matrix_microseconds(self, operations: float) -> float:
-        return operations / self.flops_per_second * 1e6
 
 
 def moved_bytes(shape: Shape) -> int:

@@ -48,7 +48,7 @@ def build_inputs(shape: Shape, device: torch.device) -> Inputs:
     main = _key_list(shape, shape.topk, shape.page, main_slots, False, generator)
     extra = None
     if shape.extra_topk:
-        slots = max(extra_slots, shape.extra_topk)
+        slots = shape.extra_slots or max(extra_slots, shape.extra_topk)
         extra = _key_list(shape, shape.extra_topk, shape.extra_page, slots, shape.extra_lengths, generator)
     return Inputs(q.clamp_(-1, 1).bfloat16(), sink, main, extra)
 

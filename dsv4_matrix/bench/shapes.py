@@ -20,6 +20,7 @@ class Shape:
         topk, page: width of the main list and entries a page of its cache.
         extra_topk, extra_page: of the extra list; 0 without one.
         extra_lengths: whether the call states the extra list's lengths, or leaves them to its width.
+        extra_slots: slots a request in the extra list's cache; 0 leaves it to the benchmark's standard (``inputs``).
         shared: whether all requests choose from one request's slots, as the rows of a long prompt do.
     """
 
@@ -33,6 +34,7 @@ class Shape:
     extra_page: int
     extra_lengths: bool = False
     shared: bool = False
+    extra_slots: int = 0
 
     @property
     def name(self) -> str:
@@ -77,20 +79,33 @@ def peer_table() -> PeerTable:
     return PeerTable(table["kernel"], table["gpu"], table["measured"], times)
 
 
-def long_shapes() -> list[Shape]:
-    """A context of 1M tokens: decode with C128's 8192 entries and C4's 1024, and 8192 rows of a prompt.
+#: tokens of a long context
+LONG = 2**20
 
-    The C128 lists grow by factors of two up to that, so that the cost of a key can be read off.
+
+def long_shapes() -> list[Shape]:
+    """A context of 1M tokens, and 8192 rows of one prompt, at 64 heads.
+
+    Decode: C128 has 8192 entries a row, and its lists grow by factors of two up to that; C4 selects 1024 of the 262,144
+    entries of its request. One request shows what a list costs by itself, 64 and 256 what a key costs on a busy device.
+    Prompt: the rows share one request's cache, and select 512 or 1024 entries of either ratio.
     """
     decode = [
-        Shape(128, 64, batch, 1, 128, 256, extra, 2, True) for extra in (1024, 2048, 4096, 8192) for batch in (1, 64)
+        Shape(128, 64, batch, 1, 128, 256, extra, 2, True)
+        for batch in (1, 64, 256)
+        for extra in (1024, 2048, 4096, 8192)
     ]
-    decode += [Shape(4, 64, batch, 1, 128, 256, 1024, 64, True) for batch in (1, 64)]
-    prefill = [
-        Shape(128, 64, 8192, 1, 128, 256, 1024, 2, True, True),
-        Shape(4, 64, 8192, 1, 128, 256, 512, 64, True, True),
+    decode += [
+        Shape(4, 64, batch, 1, 128, 256, extra, 64, True, extra_slots=LONG // 4)
+        for batch in (1, 64)
+        for extra in (512, 1024)
     ]
-    return decode + prefill
+    prompt = [
+        Shape(ratio, 64, 8192, 1, 128, 256, extra, page, True, True)
+        for ratio, page in ((128, 2), (4, 64))
+        for extra in (512, 1024)
+    ]
+    return decode + prompt
 
 
 class NoSuchShapeError(ValueError):

@@ -5,31 +5,20 @@ Works through the backend protocol only, so that any backend can be measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
-from dsv4_matrix.bench.floors import Ceilings
-from dsv4_matrix.bench.timing import captured, median_microseconds, replays, sample
+from dsv4_matrix.bench.launches import graph_launches, kernel_microseconds
+from dsv4_matrix.bench.results import StepMeasurement
+from dsv4_matrix.bench.timing import captured, median_microseconds, replays
 from dsv4_matrix.modes.step import StepInputs, run_captured_step
 from dsv4_matrix.protocol import AttentionBackend, BackendFactory, ForwardBatch, ForwardMode, RunnerConfig
 
 PAGE, HEAD_DIM, HEADS, TOPK, TOKEN_BYTES = 256, 512, 64, 512, 584
 REQUESTS, CONTEXT = 256, 4096
 STORE_ROWS = (4096, 65536)
-
-
-@dataclass(frozen=True)
-class StepMeasurement:
-    """A named quantity of the step: what it is, its value, its unit, and what it is held against."""
-
-    name: str
-    value: float
-    unit: str
-    goal: str
 
 
 def decode_runner(device: torch.device) -> RunnerConfig:
@@ -71,62 +60,58 @@ def decode_batch(runner: RunnerConfig) -> ForwardBatch:
     )
 
 
-def measure_steps(factory: BackendFactory, ceilings: Ceilings, device: torch.device) -> list[StepMeasurement]:
-    """Metadata of 256 decode rows, stores of 4096 and 65,536 rows, and a whole decode step of ratio 4."""
+def measure_steps(factory: BackendFactory, device: torch.device) -> Iterator[StepMeasurement]:
+    """Metadata of 256 decode rows, stores of 4096 and 65,536 rows, and a whole decode step of ratio 4, as they come."""
     runner = decode_runner(device)
     backend = factory(runner)
     batch = decode_batch(runner)
-    return [*_metadata(backend, batch), *_stores(backend, runner, ceilings), *_step(backend, batch, device)]
+    yield from _metadata(backend, batch)
+    for rows in STORE_ROWS:
+        yield from _store(backend, runner, rows)
+    yield from _step(backend, batch, device)
 
 
-def _metadata(backend: AttentionBackend, batch: ForwardBatch) -> list[StepMeasurement]:
+def _metadata(backend: AttentionBackend, batch: ForwardBatch) -> Iterator[StepMeasurement]:
     def work() -> None:
         backend.init_forward_metadata(batch)
 
-    work()
-    launches = device_launches(work)
-    spent = median_microseconds(sample(work))
-    return [
-        StepMeasurement("metadata of 256 decode rows, launches", launches, "", "at most 3"),
-        StepMeasurement("metadata of 256 decode rows", spent, "us", "at most 20"),
-    ]
+    yield StepMeasurement(f"metadata of {REQUESTS} decode rows, launches", graph_launches(work), "", at_most=3)
+    spent = median_microseconds(replays([captured(work)])[0])
+    yield StepMeasurement(f"metadata of {REQUESTS} decode rows", spent, "us", at_most=20)
 
 
-def _stores(backend: AttentionBackend, runner: RunnerConfig, ceilings: Ceilings) -> list[StepMeasurement]:
+def _store(backend: AttentionBackend, runner: RunnerConfig, rows: int) -> Iterator[StepMeasurement]:
     """A store reads bf16 rows and their locations, and writes packed tokens: held against a copy of as many bytes."""
-    found = []
-    for rows in STORE_ROWS:
-        keys = torch.randn(rows, HEAD_DIM, device=runner.req_to_token.device).bfloat16()
-        order = torch.randperm(REQUESTS * CONTEXT, device=keys.device)[:rows]
-        locations = runner.req_to_token[1:].reshape(-1)[order].to(torch.int64)
-        spent = median_microseconds(sample(partial(backend.set_key_buffer, locations, keys), flush=True))
-        moved = rows * (HEAD_DIM * 2 + 16 + TOKEN_BYTES)
-        source = torch.empty(moved // 2, dtype=torch.uint8, device=keys.device)
-        target = torch.empty_like(source)
-        copied = median_microseconds(sample(partial(target.copy_, source), flush=True))
-        found += [
-            StepMeasurement(f"pack and store of {rows} rows", spent, "us", ""),
-            StepMeasurement(
-                f"pack and store of {rows} rows, speed of a copy", 100 * copied / spent, "%", "at least 70"
-            ),
-        ]
-    return found
+    keys = torch.randn(rows, HEAD_DIM, device=runner.req_to_token.device).bfloat16()
+    order = torch.randperm(REQUESTS * CONTEXT, device=keys.device)[:rows]
+    locations = runner.req_to_token[1:].reshape(-1)[order].to(torch.int64)
+    moved = rows * (HEAD_DIM * 2 + 16 + TOKEN_BYTES)
+    source = torch.empty(moved // 2, dtype=torch.uint8, device=keys.device)
+    target = torch.empty_like(source)
+    works: list[Callable[[], object]] = [
+        partial(backend.set_key_buffer, locations, keys),
+        partial(target.copy_, source),
+    ]
+    stored, copied = (median_microseconds(times) for times in replays([captured(work) for work in works]))
+    yield StepMeasurement(f"pack and store of {rows} rows", stored, "us")
+    yield StepMeasurement(f"copy of as many bytes ({moved})", copied, "us")
+    yield StepMeasurement(f"pack and store of {rows} rows, speed of that copy", 100 * copied / stored, "%", at_least=70)
 
 
-def _step(backend: AttentionBackend, batch: ForwardBatch, device: torch.device) -> list[StepMeasurement]:
-    """A captured step of ratio 4 against the sum of its parts, each captured alone."""
+def _step(backend: AttentionBackend, batch: ForwardBatch, device: torch.device) -> Iterator[StepMeasurement]:
+    """A captured step of ratio 4: its parts each captured alone, the whole, and the whole against its kernels."""
     rows = batch.batch_size
+    compressed = torch.randn(rows, HEAD_DIM, device=device).bfloat16()
+    selection = torch.rand(rows, CONTEXT // 4, device=device).argsort(1)[:, :TOPK].to(torch.int32)
     inputs = StepInputs(
         batch=batch,
         ratio=4,
         q=torch.randn(rows, HEADS, HEAD_DIM, device=device).bfloat16(),
         k=torch.randn(rows, HEAD_DIM, device=device).bfloat16(),
-        compressed=torch.randn(rows, HEAD_DIM, device=device).bfloat16(),
-        selection=torch.rand(rows, CONTEXT // 4, device=device).argsort(1)[:, :TOPK].to(torch.int32),
+        compressed=compressed,
+        selection=selection,
         sink=torch.zeros(HEADS, device=device),
     )
-    assert inputs.compressed is not None and inputs.selection is not None  # noqa: PT018 - for the type checker
-    compressed, selection = inputs.compressed, inputs.selection
     backend.init_cuda_graph_state(rows, rows)
     backend.init_forward_metadata_out_graph(batch, in_capture=True)
     whole = captured(lambda: run_captured_step(backend, inputs))
@@ -138,20 +123,14 @@ def _step(backend: AttentionBackend, batch: ForwardBatch, device: torch.device) 
         "attention": lambda: backend.forward(inputs.q, batch, 4, inputs.sink),
     }
     graphs = [whole, *(captured(part) for part in parts.values())]
-    spent = [median_microseconds(times) for times in replays(graphs)]
-    named = [
-        StepMeasurement(f"step of 256 rows, {name}", t, "us", "") for name, t in zip(parts, spent[1:], strict=True)
-    ]
-    return [
-        *named,
-        StepMeasurement("step of 256 rows, whole", spent[0], "us", ""),
-        StepMeasurement("step of 256 rows, whole over its parts", 100 * spent[0] / sum(spent[1:]), "%", "at most 110"),
-    ]
-
-
-def device_launches(work: Callable[[], object]) -> int:
-    """Kernels, copies and fills that ``work`` puts on the device."""
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as record:
-        work()
-        torch.cuda.synchronize()
-    return sum(event.count for event in record.key_averages() if str(event.device_type).endswith("CUDA"))
+    step = f"step of {REQUESTS} rows"
+    times = [median_microseconds(samples) for samples in replays(graphs)]
+    for name, time in zip(parts, times[1:], strict=True):
+        yield StepMeasurement(f"{step}, {name} alone", time, "us")
+    yield StepMeasurement(f"{step}, whole", times[0], "us")
+    # without a flush on either side: one cannot be put between the kernels that are profiled
+    again = median_microseconds(replays([whole], flush=False)[0])
+    kernels = kernel_microseconds(whole)
+    yield StepMeasurement(f"{step}, whole, L2 not emptied", again, "us")
+    yield StepMeasurement(f"{step}, sum of its kernels as profiled", kernels, "us")
+    yield StepMeasurement(f"{step}, whole over its kernels", 100 * again / kernels, "%", at_most=110)

@@ -1,32 +1,21 @@
-"""The benchmark without a GPU: what it counts, what it prints, and how it refuses. No time is asserted anywhere."""
+"""What is measured: shapes, their floors, and inputs made as the peer's table says. No time is asserted anywhere."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
 
 import pytest
 import torch
 from dsv4_reference.codec import dequantise, quantise
 
-from dsv4_matrix.bench import present
-from dsv4_matrix.bench.command import run_bench
-from dsv4_matrix.bench.floors import Ceilings, moved_bytes, operations
+from dsv4_matrix.bench.floors import moved_bytes, operations
 from dsv4_matrix.bench.inputs import build_inputs, packed_cache
-from dsv4_matrix.bench.measure import Measurement, summarise
+from dsv4_matrix.bench.results import Ceilings
 from dsv4_matrix.bench.shapes import NoSuchShapeError, Shape, long_shapes, peer_table, select
-from dsv4_matrix.bench.steps import StepMeasurement
-from dsv4_matrix.loading import LoadError, load_kernel
 
 C4 = Shape(4, 64, 64, 2, 128, 256, 512, 64)
 H200 = Ceilings(4.3e12, 790e12)
 CPU = torch.device("cpu")
-
-
-def result(shape: Shape, median: float, table: float | None, beside: float | None = None) -> Measurement:
-    return Measurement(shape, median, median - 1, median + 1, 15.0, 13.6, table, beside)
 
 
 def test_the_peer_table_is_whole():
@@ -48,8 +37,24 @@ def test_shapes_are_chosen_by_name():
 
 
 def test_long_contexts_reach_the_width_of_a_million_tokens():
-    assert max(shape.extra_topk for shape in long_shapes()) == 2**20 // 128
-    assert any(shape.shared and shape.rows == 8192 for shape in long_shapes())
+    """C128 lists of up to 8192 entries, and 1024 of the 262,144 entries of C4; prompts share one request's cache."""
+    decode = [shape for shape in long_shapes() if not shape.shared]
+    assert max(shape.extra_topk for shape in decode if shape.ratio == 128) == 2**20 // 128
+    assert {shape.extra_slots for shape in decode if shape.ratio == 4} == {2**20 // 4}
+    assert max(shape.extra_topk for shape in decode if shape.ratio == 4) == 1024
+    prompts = [shape for shape in long_shapes() if shape.shared]
+    assert {(shape.ratio, shape.rows) for shape in prompts} == {(4, 8192), (128, 8192)}
+    assert len({shape.name for shape in long_shapes()}) == len(long_shapes())
+
+
+def test_a_shape_may_have_a_cache_of_its_own_size(monkeypatch):
+    monkeypatch.setattr("dsv4_matrix.bench.inputs.SLOTS_MULTI_ROW", (64, 64))
+    shape = dataclasses.replace(C4, batch=2, topk=16, page=32, extra_topk=8, extra_page=4, extra_slots=1024)
+    extra = build_inputs(shape, CPU).extra
+    assert extra is not None
+    assert extra.cache.shape[:2] == (2 * 1024 // 4, 4)
+    assert extra.indices[1].min() >= 1024
+    assert extra.indices.max() >= 1024 + 64, "entries were chosen from the standard cache only"
 
 
 def test_floors_are_those_of_the_written_table():
@@ -105,53 +110,3 @@ def test_selections_are_distinct_slots_of_the_rows_request(shared, monkeypatch):
     again = build_inputs(shape, CPU)
     assert torch.equal(again.q, inputs.q)
     assert torch.equal(again.main.indices, inputs.main.indices)
-
-
-def test_a_row_of_the_table_and_its_summary():
-    fast, slow = result(C4, 50.0, 56.1), result(dataclasses.replace(C4, batch=1), 20.0, 10.0)
-    columns = "c4-h64-k640-b64-q2 50.0 49.0-51.0 15.0 13.6 3.3 56.1 1.12"
-    assert present.line(fast).split() == columns.split()
-    assert len(present.line(fast)) == len(present.HEADER)
-    assert "geometric mean 0.749, worst 0.500 (c4-h64-k640-b1-q2)" in present.closing([fast, slow], H200)
-    assert "no peer times" in present.closing([result(C4, 50.0, None)], H200)
-    assert summarise([]) is None
-
-
-def test_side_by_side_goes_before_the_table():
-    assert result(C4, 50.0, 56.1, beside=40.0).ratio == pytest.approx(0.8)
-
-
-def test_json_has_everything_measured():
-    steps = [StepMeasurement("metadata", 12.5, "us", "at most 20")]
-    text = present.as_json({"gpu": "x"}, H200, {"peer table": [result(C4, 50.0, 56.1)]}, steps)
-    found = json.loads(text)
-    assert found["shapes"]["peer table"][0]["name"] == "c4-h64-k640-b64-q2"
-    assert found["shapes"]["peer table"][0]["shape"]["heads"] == 64
-    assert found["summary"] == {"geometric_mean": pytest.approx(1.122), "worst": "c4-h64-k640-b64-q2"}
-    assert found["steps"][0]["value"] == 12.5
-    assert present.step_lines(steps)[0].split() == ["metadata", "12.5", "us", "at", "most", "20"]
-
-
-def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(monkeypatch, capsys):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    arguments = {"kernel": None, "backend": None, "shapes": None, "long": False, "steps": False, "json_path": None}
-    assert run_bench(**arguments, plot_path="x.svg") == 2
-    assert "needs matplotlib" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so():
-    done = subprocess.run(
-        [sys.executable, "-m", "dsv4_matrix.cli", "bench", "--kernel", "dsv4_matrix.loading:load_kernel"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr == "dsv4-matrix bench: there is no GPU here: torch.cuda.is_available() is False\n"
-
-
-def test_kernels_are_found_as_backends_are():
-    name, function = load_kernel("dsv4_matrix.loading:load_kernel")
-    assert (name, function) == ("dsv4_matrix.loading:load_kernel", load_kernel)
-    with pytest.raises(LoadError, match="cannot be called"):
-        load_kernel("dsv4_matrix.loading:KERNELS")
