@@ -130,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--folder", metavar="DIR", default="build/gate", help="for reports and verdict (default: build/gate)"
     )
+    made.add_argument("--record", metavar="DIR", help="write the verdict there as evidence; of the whole matrix only")
     made.add_argument("--require-gpu", action="store_true", help="fail where there is no usable GPU")
     made = add("bench", _bench, "time a FlashMLA-compatible kernel on this GPU against floors and a peer's table")
     made.add_argument("--kernel", metavar="NAME|module:attr", help="function to time (default: the only one installed)")
@@ -246,6 +247,7 @@ def _gate(args: argparse.Namespace) -> int:
         minimum=args.minimum,
         devices=args.devices,
         folder=args.folder,
+        record=args.record,
         require_gpu=args.require_gpu,
     )
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dsv4_matrix.gate.compare import Mismatch, Run, Verdict, compare
 from dsv4_matrix.gate.plan import PLAN_A, PLAN_B, RunPlan, sampled
 from dsv4_matrix.gate.rows import RowStore
-from dsv4_matrix.gate.run import GateError, read_run, row_store, run_gate, write_attestations
+from dsv4_matrix.gate.run import GateError, Record, read_run, row_store, run_gate, write_attestations
 
 __all__ = [
     "PLAN_A",
     "PLAN_B",
     "GateError",
     "Mismatch",
+    "Record",
     "RowStore",
     "Run",
     "RunPlan",

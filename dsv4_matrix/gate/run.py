@@ -37,6 +37,9 @@ _POLL_SECONDS = 0.02
 #: (plan, report path) -> arguments of a Python interpreter that runs the matrix that way
 Command = Callable[[RunPlan, Path], Sequence[str]]
 
+#: (run A, verdict, canaries not caught) -> what was recorded, in a sentence; GateError or ReportError if it cannot be
+Record = Callable[[Run, Verdict, Sequence[str]], str]
+
 
 class GateError(Exception):
     """A run that left nothing to compare; the message says which and why."""
@@ -53,6 +56,7 @@ def run_gate(
     environ: Mapping[str, str] | None = None,
     out: TextIO | None = None,
     judge: Callable[..., Verdict] = compare,
+    record: Record | None = None,
 ) -> int:
     """Run twice, compare, and print the verdict.
 
@@ -64,9 +68,10 @@ def run_gate(
         profiles: of both runs; a user's different value of a forced variable refuses the gate.
         environ: the user's, by default ``os.environ``.
         judge: the comparison; replaced only to show that the canaries notice a broken one.
+        record: called when the runs were compared, whatever the verdict.
 
     Returns:
-        0 if aligned, 1 for everything else. Nothing is run again.
+        0 if aligned, 1 for everything else, a verdict that cannot be recorded included. Nothing is run again.
     """
     out = out or sys.stdout
     environ = os.environ if environ is None else environ
@@ -85,7 +90,16 @@ def run_gate(
     detail = partial(describe, kept_a, kept_b)
     verdict = judge(a, b, level=level, minimum=minimum, detail=detail)
     alone: Compare = partial(judge, level=level, minimum=1)
-    return _conclude(verdict, (*canaries.uncaught(alone), *canaries.uncaught_in(a, alone, level)), place, out)
+    uncaught = (*canaries.uncaught(alone), *canaries.uncaught_in(a, alone, level))
+    status = _conclude(verdict, uncaught, place, out)
+    if record is None or verdict.refused:
+        return status
+    try:
+        out.write(f"{record(a, verdict, uncaught)}\n")
+    except (GateError, ReportError) as error:
+        out.write(f"evidence not recorded: {error}\n")
+        return NOT_ALIGNED
+    return status
 
 
 def write_attestations(report: Path, attestations: Sequence[Attestation], environ: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ build, drive and judge cases, and matrix.yaml. Not in it: plugin, CLI, report an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,19 +24,20 @@ class SourcesMissingError(LookupError):
     """The sources of this project cannot be found, so nothing can be said about them."""
 
 
-def fingerprint(matrix: Path, package: Path | None = None) -> str:
+def fingerprint(matrix: Path, package: Path | None = None, also: Sequence[str] = ()) -> str:
     """sha256, in hex, over the sorted (path in the repository, bytes) of the sources and ``matrix``.
 
     Args:
         matrix: the declaration in use; it enters as ``matrix.yaml`` wherever it lies.
         package: folder of the ``dsv4_matrix`` package; by default the running one.
+        also: more files and folders of that package.
 
     Raises:
         SourcesMissingError: no backend or reference of this project can be found.
     """
     package = package or Path(__file__).parents[1]
     files = {"matrix.yaml": matrix.read_bytes()}
-    for part in HARNESS:
+    for part in (*HARNESS, *also):
         files.update(_files(package / part, f"dsv4_matrix/{part}"))
     for root, group in ROOTS.items():
         for folder in _packages(package, root, group):
@@ -75,6 +76,8 @@ def _installed(group: str) -> Iterator[Path]:
 
 def _files(folder: Path, prefix: str) -> dict[str, bytes]:
     """Bytes of every source below ``folder`` by its path in the repository; caches and hidden files left out."""
+    if folder.is_file():
+        return {prefix: folder.read_bytes()}
     return {
         f"{prefix}/{path.relative_to(folder).as_posix()}": path.read_bytes()
         for path in folder.rglob("*")

@@ -11,16 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from dsv4_matrix.declaration import find_matrix
 from dsv4_matrix.environment import Attestation
 from dsv4_matrix.gate import PLAN_A, PLAN_B, RowStore, Run, RunPlan, Verdict, compare, run_gate, sampled
 from dsv4_matrix.gate.canaries import uncaught, uncaught_in
 from dsv4_matrix.gate.rows import describe
+from dsv4_matrix.gate_session import recorder
+from dsv4_matrix.report import gate_evidence
 from dsv4_matrix.report.bits import BitsReport, CaseBits, Level, dumps, loads
 from dsv4_matrix.report.canonical import ReportError
 from dsv4_matrix.report.digest import DigestError
 from dsv4_matrix.report.result import Header, Outcome, Report, Result
 
 TOY = Path(__file__).parent / "toy_run.py"
+MATRIX = Path(find_matrix())
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith(("NCCL", "CUBLAS", "NVIDIA_TF32"))}
 
 
@@ -124,6 +128,38 @@ def test_too_few_rows_or_promises(tmp_path):
     assert status == 1
     assert "0 rows at level L4" in out
     assert "canary not caught: no digest to alter" in out
+
+
+def test_a_verdict_is_recorded_whatever_it_is(tmp_path):
+    for defect, aligned in (("none", True), ("splits-from-batch", False)):
+        folder = tmp_path / defect
+        status, out, _ = gate(folder, defect, record=recorder(MATRIX, Level.BATCH, folder / "evidence"))
+        assert status == (0 if aligned else 1)
+        found = gate_evidence.read(folder / "evidence" / "toy.gate.json")
+        assert (found.aligned, found.cases, found.rows, found.level) == (aligned, 2, 2, Level.BATCH)
+        assert found.differ == (0 if aligned else 2)
+        assert found.gate_sources == gate_evidence.gate_fingerprint(MATRIX)
+        assert len(found.environment) == 64
+        assert "evidence recorded in" in out
+
+
+def test_an_uncaught_canary_is_in_the_evidence(tmp_path):
+    record = recorder(MATRIX, Level.BATCH, tmp_path / "evidence")
+    assert gate(tmp_path, judge=always_aligned, record=record)[0] == 1
+    assert not gate_evidence.read(tmp_path / "evidence" / "toy.gate.json").aligned
+
+
+def test_what_was_not_compared_leaves_no_evidence(tmp_path):
+    assert gate(tmp_path, "version", record=recorder(MATRIX, Level.BATCH, tmp_path / "evidence"))[0] == 1
+    assert not (tmp_path / "evidence").exists()
+
+
+def test_evidence_of_sources_that_changed_meanwhile_is_not_recorded(tmp_path, monkeypatch):
+    record = recorder(MATRIX, Level.BATCH, tmp_path / "evidence")
+    monkeypatch.setattr(gate_evidence, "gate_fingerprint", lambda _: "another")
+    status, out, verdict = gate(tmp_path, record=record)
+    assert (status, verdict["aligned"]) == (1, True)
+    assert "evidence not recorded: the sources changed while the gate ran" in out
 
 
 # --- the comparison and its canaries, without processes

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsv4_matrix import gate_session
+from dsv4_matrix import gate_child
 from dsv4_matrix.gate import PLAN_A, PLAN_B, run_gate
 from dsv4_matrix.report.bits import Level
 
@@ -33,7 +33,7 @@ def test_a_run_that_fails_ends_the_other(tmp_path, capfd):
 
 ORPHANS = """
 import multiprocessing, os, signal, threading, time
-from dsv4_matrix.gate_session import _end_with_parent
+from dsv4_matrix.gate_child import _end_with_parent
 
 def worker(told):
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -79,22 +79,20 @@ class Pool:
 
 @pytest.mark.parametrize("begun", [(), ("a",), ("a", "c"), ("a", "b", "c")])
 def test_each_case_is_run_once_by_the_first_that_is_free(monkeypatch, begun):
-    monkeypatch.setattr(gate_session, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(gate_session, "_one", lambda context, plan, case: ("here", case.id))
-    monkeypatch.setattr(gate_session, "_one_thread", lambda: None)
+    monkeypatch.setattr(gate_child, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(gate_child, "_one", lambda context, plan, case: ("here", case.id))
     monkeypatch.setattr(Pool, "begun", begun)
     monkeypatch.setattr(Pool, "made", ())
     cases = [SimpleNamespace(id=name) for name in "abc"]
     context = SimpleNamespace(options=None)
-    assert sorted(gate_session._executed(context, PLAN_B, cases)) == sorted(
+    assert sorted(gate_child._executed(context, PLAN_B, cases)) == sorted(
         ("pool" if name in begun else "here", name) for name in "abc"
     )
     assert Pool.made == (2,)  # of three workers for three cases one is this process
 
 
 def test_one_worker_needs_no_pool(monkeypatch):
-    monkeypatch.setattr(gate_session, "ProcessPoolExecutor", None)
-    monkeypatch.setattr(gate_session, "_one", lambda context, plan, case: case.id)
-    monkeypatch.setattr(gate_session, "_one_thread", lambda: None)
+    monkeypatch.setattr(gate_child, "ProcessPoolExecutor", None)
+    monkeypatch.setattr(gate_child, "_one", lambda context, plan, case: case.id)
     cases = [SimpleNamespace(id=name) for name in "ba"]
-    assert list(gate_session._executed(SimpleNamespace(options=None), PLAN_A, cases)) == ["b", "a"]
+    assert list(gate_child._executed(SimpleNamespace(options=None), PLAN_A, cases)) == ["b", "a"]

@@ -19,7 +19,7 @@ from dsv4_matrix.environment import Attestation
 from dsv4_matrix.execution import Setup
 from dsv4_matrix.gate import PLAN_A, PLAN_B, RowStore, Run, compare
 from dsv4_matrix.gate.rows import describe
-from dsv4_matrix.gate_session import check_admitted
+from dsv4_matrix.gate_child import check_admitted
 from dsv4_matrix.loading import load_backend, load_reference
 from dsv4_matrix.machine import find_machine
 from dsv4_matrix.report.bits import BitsReport, Level
@@ -147,6 +147,7 @@ def test_a_serial_path_is_admitted_where_needles_are_alone():
         (("--cells", "r9*"), 2, "gate: --cells: no case id matches 'r9*'"),
         (("--level", "L4"), 2, "name them, as in --devices 0,1"),
         (("--devices", "0,1"), 2, "only --level L4 compares devices"),
+        (("--record", "evidence"), 2, "--record: evidence is of the whole matrix; leave out --cells and --every"),
     ],
 )
 def test_the_command_refuses(tmp_path, arguments, status, told):
