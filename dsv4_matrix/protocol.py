@@ -224,6 +224,23 @@ class BackendFactory(Protocol):
         ...
 
 
+@runtime_checkable
+class TellsKernels(Protocol):
+    """Optional, on the factory: which of several kernels serves which call.
+
+    Reports then hold it in their header, so that those made with another choice do not merge. ``kernels.json`` in the
+    backend's import package may declare the same for all devices, for ``dsv4-matrix explain``; docs/backends.md.
+    """
+
+    def kernel_paths(self, device: str) -> Sequence[Mapping[str, str]]:
+        """What serves on ``device``, a torch device string: mappings of ``call``, ``kernel`` and ``why``.
+
+        Each call once, names without comma, colon or semicolon, ``why`` a sentence. It depends on the device, on
+        versions and on settings of the process alone, and launches nothing.
+        """
+        ...
+
+
 class Reference(Protocol):
     """An oracle, independent of every packed byte, slot and page table. All tensors may be on any device.
 

@@ -37,6 +37,7 @@ def test_three_packages_and_their_data(wheel: zipfile.ZipFile) -> None:
         "dsv4_matrix/py.typed",
         "dsv4_matrix/suite/pytest.ini",
         "dsv4_matrix/suite/test_cells.py",
+        "dsv4_triton/kernels.json",
     } <= names
 
 

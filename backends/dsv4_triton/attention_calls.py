@@ -13,6 +13,7 @@ from dsv4_triton.arguments import KeyList
 from dsv4_triton.attention import launch
 from dsv4_triton.flash_mla import flash_mla_with_kvcache
 from dsv4_triton.geometry import HEAD_DIM
+from dsv4_triton.kernel_paths import CALLS, kernel_paths
 from dsv4_triton.sparse_prefill import SparsePrefillCache, SparsePrefillWorkspace, combined_indices
 from dsv4_triton.store import unpack
 
@@ -33,6 +34,21 @@ class AttentionCalls:
 
     def sparse_prefill_cache(self, batch: ForwardBatch) -> SparsePrefillCache:
         raise NotImplementedError
+
+    @classmethod
+    def kernel_paths(cls, device: str) -> tuple[dict[str, str], ...]:
+        """Which kernel serves which call on ``device``, and why; a call that a subclass overrides is served by that."""
+        own = {method: getattr(cls, method) is getattr(AttentionCalls, method) for method in CALLS}
+        served = [
+            path
+            for path in kernel_paths(device)
+            if all(own[method] or path["call"].partition("/")[0] != call for method, call in CALLS.items())
+        ]
+        for method, call in CALLS.items():
+            if not own[method]:
+                name = getattr(cls, method).__qualname__
+                served.append({"call": call, "kernel": name, "why": f"{cls.__qualname__} overrides {method}"})
+        return tuple(served)
 
     def _forward_paged(
         self, q: Tensor, core: DSV4AttnMetadata, ratio: int, sink: Tensor | None

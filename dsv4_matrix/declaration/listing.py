@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Any
@@ -68,15 +69,15 @@ def cells_text(matrix: Matrix) -> str:
     return "\n".join(lines)
 
 
-def explain_text(matrix: Matrix, name: str) -> str:
-    """All about the cell or the case called ``name``.
+def explain_text(matrix: Matrix, name: str, kernels: Sequence[str] = ()) -> str:
+    """All about the cell or the case called ``name``; ``kernels`` are lines on what serves the covered ones.
 
     Raises:
         UnknownNameError: there is neither.
     """
     for case in matrix.cases():
         if case.id == name:
-            return "\n".join([*_case_lines(case), _run_line(case.id)])
+            return "\n".join([*_case_lines(case), *(kernels if case.variant else ()), _run_line(case.id)])
     try:
         cell = matrix.cell(name)
     except KeyError:
@@ -92,7 +93,8 @@ def explain_text(matrix: Matrix, name: str) -> str:
     for case in cases:
         lines += ["", *_case_lines(case)]
     pattern = cases[0].id if len(cases) == 1 else _pattern(matrix, cell)
-    return "\n".join([*lines, "", _run_line(pattern)])
+    told = ["", *kernels] if cell.variants and kernels else []
+    return "\n".join([*lines, *told, "", _run_line(pattern)])
 
 
 def _cases_of_cells(matrix: Matrix) -> dict[str, list[Case]]:

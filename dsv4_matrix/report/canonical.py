@@ -17,6 +17,9 @@ from typing import Any
 
 from dsv4_matrix.report.result import SCHEMA, Header, Outcome, Report, Result
 
+#: Keys of the header that are not written while they are empty: reports without them are older, or of a backend that
+#: does not tell.
+OPTIONAL_HEADER_KEYS = frozenset({"kernels"})
 #: Keys that later schemas fill. A reader accepts and drops them; any other unknown key is an error.
 RESERVED_HEADER_KEYS = frozenset({"environment"})
 RESERVED_RESULT_KEYS = frozenset({"digests", "promises"})
@@ -39,7 +42,8 @@ def dumps(report: Report) -> bytes:
     for before, after in pairwise(ordered):
         if before.id == after.id:
             raise ReportError(f"case {after.id} has two results; a report holds one result a case")
-    lines = [encode({"schema": SCHEMA, **asdict(report.header)})]
+    header = {key: value for key, value in asdict(report.header).items() if value or key not in OPTIONAL_HEADER_KEYS}
+    lines = [encode({"schema": SCHEMA, **header})]
     lines += [encode({**asdict(result), "outcome": result.outcome.value}) for result in ordered]
     return ("\n".join(lines) + "\n").encode("ascii")
 
@@ -105,7 +109,13 @@ def check_writable(path: Path) -> None:
         raise ReportError(f"{path}: cannot write to {path.parent}: {error.strerror}") from None
 
 
-def _object(line: str, place: str, expected: frozenset[str], reserved: frozenset[str]) -> dict[str, Any]:
+def _object(
+    line: str,
+    place: str,
+    expected: frozenset[str],
+    reserved: frozenset[str],
+    optional: frozenset[str] = frozenset(),
+) -> dict[str, Any]:
     try:
         value = json.loads(line, object_pairs_hook=lambda pairs: _unique(pairs, place), parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
@@ -119,11 +129,14 @@ def _object(line: str, place: str, expected: frozenset[str], reserved: frozenset
         raise ReportError(f"{place}: expected an object, got {type(value).__name__}")
     if missing := sorted(expected - value.keys()):
         raise ReportError(f"{place}: missing {', '.join(missing)}")
-    if unknown := sorted(value.keys() - expected - reserved):
-        raise ReportError(f"{place}: unknown {', '.join(unknown)}; allowed are {', '.join(sorted(expected))}")
+    if unknown := sorted(value.keys() - expected - optional - reserved):
+        allowed = ", ".join(sorted(expected | optional))
+        raise ReportError(f"{place}: unknown {', '.join(unknown)}; allowed are {allowed}")
+    if empty := sorted(key for key in optional if value.get(key) == ""):
+        raise ReportError(f"{place}: {', '.join(empty)} is empty, and then not written")
     if encode(value) != line:
         raise ReportError(f"{place}: not in canonical form; reports are written by dsv4-matrix and not edited")
-    return {key: value[key] for key in expected}
+    return {key: value[key] for key in expected | (optional & value.keys())}
 
 
 def _unique(pairs: list[tuple[str, Any]], place: str) -> dict[str, Any]:
@@ -145,7 +158,8 @@ def _typed(value: dict[str, Any], place: str, integers: frozenset[str] = frozens
 
 
 def _header(line: str, place: str) -> Header:
-    value = _object(line, place, frozenset({"schema", *(f.name for f in fields(Header))}), RESERVED_HEADER_KEYS)
+    expected = frozenset({"schema", *(f.name for f in fields(Header))}) - OPTIONAL_HEADER_KEYS
+    value = _object(line, place, expected, RESERVED_HEADER_KEYS, OPTIONAL_HEADER_KEYS)
     _typed(value, place)
     if (schema := value.pop("schema")) != SCHEMA:
         raise ReportError(f"{place}: schema {schema} is not {SCHEMA}; read it with the version that wrote it")

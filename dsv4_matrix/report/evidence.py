@@ -14,6 +14,7 @@ from tabulate import tabulate
 from dsv4_matrix.declaration.model import Matrix
 from dsv4_matrix.report.canonical import ReportError, read
 from dsv4_matrix.report.fingerprint import fingerprint
+from dsv4_matrix.report.kernels import declared_kernels
 from dsv4_matrix.report.result import Outcome, Report, Result
 from dsv4_matrix.report.table import matrix_table, worst_margin
 from dsv4_matrix.report.telemetry import SUFFIX
@@ -36,8 +37,7 @@ def evidence_markdown(matrix: Matrix, folder: Path) -> str:
     heads = ["device", "backend", "torch, triton", "cases passed", "refusals seen", "worst margin", "graphs", "sources"]
     parts = [tabulate(rows, headers=heads, tablefmt="github", disable_numparse=True)]
     parts += [
-        f"{report.header.device_model}:\n\n{matrix_table(matrix, report.results, 'github', graphs=True)}"
-        for _, report in reports
+        f"{_heading(report)}:\n\n{matrix_table(matrix, report.results, 'github', graphs=True)}" for _, report in reports
     ]
     return "\n\n".join([*parts, _LEGEND]) + "\n"
 
@@ -48,6 +48,8 @@ def currency(report: Report, matrix: Matrix, here: str) -> str:
         return "not current: recorded with another matrix.yaml"
     if report.header.fingerprint != here:
         return "not current: recorded on other sources"
+    if not report.header.kernels and declared_kernels(report.header.backend):
+        return "not current: does not tell which kernels served"
     if missing := {case.id for case in matrix.cases()} - {result.id for result in report.results}:
         return f"not current: {len(missing)} declared cases are missing"
     return "current"
@@ -57,6 +59,11 @@ _LEGEND = (
     "Cells: passed/declared cases and their worst error over budget, then graph captures and compared replays. "
     "Only what is marked current was recorded on exactly these sources and this matrix.yaml."
 )
+
+
+def _heading(report: Report) -> str:
+    kernels = f", kernels: {report.header.kernels}" if report.header.kernels else ""
+    return f"{report.header.device_model}{kernels}"
 
 
 def _row(report: Report, current: str) -> list[str]:

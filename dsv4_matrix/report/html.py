@@ -91,6 +91,7 @@ def _section(matrix: Matrix, told: Told, index: int) -> str:
     facts = (
         f"backend {header.backend}, torch {header.torch}, triton {header.triton or 'none'}, "
         f"matrix.yaml {header.matrix_sha256[:12]}, sources {header.fingerprint[:12]}"
+        + (f", kernels: {header.kernels}" if header.kernels else "")
     )
     return (
         f'<section aria-labelledby="m{index}">\n<h2 id="m{index}">{escape(_device(told))}</h2>\n'

@@ -58,6 +58,8 @@ class Header:
         device_model: ``NVIDIA H200``, or ``CPU interpreter``.
         torch: version string.
         triton: version string; empty where triton is not installed.
+        kernels: which kernel of the backend served which call, ``hopper: attention; portable: sparse-prefill``; empty
+            where the backend does not tell, and then not written, so that older reports read as they are.
     """
 
     matrix_sha256: str
@@ -66,6 +68,7 @@ class Header:
     device_model: str
     torch: str
     triton: str
+    kernels: str = ""
 
 
 @dataclass(frozen=True)

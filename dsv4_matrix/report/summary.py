@@ -37,7 +37,8 @@ def summary_markdown(
     parts = [
         f"## {'✅' if good else '❌'} {_cell(title)}: {passed} of {total} cases passed on {_cell(header.device_model)}",
         f"Backend `{_code(header.backend)}`, torch {_cell(header.torch)}, triton {_cell(header.triton or 'none')}, "
-        f"matrix.yaml `{header.matrix_sha256[:12]}`, sources `{header.fingerprint[:12]}`.",
+        f"matrix.yaml `{header.matrix_sha256[:12]}`, sources `{header.fingerprint[:12]}`."
+        + (f" Kernels: {_cell(header.kernels)}." if header.kernels else ""),
         *(f"**{_cell(sentence)}**" for sentence in gaps.sentences()),
         matrix_table(matrix, report.results, "github"),
         _cell(refusals_text(report.results)) + ".",

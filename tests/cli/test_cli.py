@@ -186,6 +186,26 @@ def test_explain_covered_cell(cli: Cli) -> None:
     assert ran.out.endswith("run it: dsv4-matrix run --cells 'r4-verify-cg-*'\n")
 
 
+def test_explain_shows_the_kernels_of_what_is_covered(cli: Cli) -> None:
+    shown = "kernels of triton, as it declares them:"
+    covered = cli("explain", "r0/eager").out
+    assert f"\n{shown}\n  attention: hopper on sm90" in covered
+    assert "\n  sparse-prefill: portable on " in covered
+    assert shown in cli("explain", "r0-eager-decode-idle").out
+    assert shown not in cli("explain", "r4/de-eager").out
+
+
+def test_a_broken_table_of_kernels_is_bad_input(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from dsv4_matrix.report import kernels
+
+    path = tmp_path / kernels.TABLE
+    path.write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(kernels, "_beside", lambda module: path)
+    ran = cli("explain", "r0/eager")
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err == f"dsv4-matrix explain: {path}: must be a list, got dict\n"
+
+
 def test_explain_refused_cell(cli: Cli) -> None:
     ran = cli("explain", "r4/de-eager")
     assert "r4/de-eager: production-unreachable" in ran.out

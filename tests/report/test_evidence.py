@@ -15,9 +15,13 @@ from dsv4_matrix.report.fingerprint import fingerprint
 from dsv4_matrix.report.result import Outcome, Report
 from dsv4_matrix.report.table import cell_text, matrix_table, refusals_text, worst_margin
 
+KERNELS = "portable: attention, sparse-prefill"
+
 
 def test_each_device_is_a_row_and_a_matrix(matrix: Matrix, report: Report, tmp_path: Path) -> None:
-    current = replace(report, header=replace(report.header, fingerprint=fingerprint(Path(matrix.path))))
+    current = replace(
+        report, header=replace(report.header, fingerprint=fingerprint(Path(matrix.path)), kernels=KERNELS)
+    )
     canonical.write(current, tmp_path / "nvidia-h200.jsonl")
     other = replace(report, header=replace(report.header, device_model="CPU interpreter"))
     canonical.write(other, tmp_path / "cpu-interpreter.jsonl")
@@ -60,6 +64,7 @@ def test_a_file_in_place_of_the_folder_is_an_error(matrix: Matrix, tmp_path: Pat
 
 def test_currency(matrix: Matrix, report: Report) -> None:
     here = report.header.fingerprint
+    report = replace(report, header=replace(report.header, kernels=KERNELS))
     assert currency(report, matrix, here) == "current"
     assert currency(report, matrix, "00") == "not current: recorded on other sources"
     assert currency(report, replace(matrix, sha256="00"), here) == "not current: recorded with another matrix.yaml"
