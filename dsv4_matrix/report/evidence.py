@@ -14,6 +14,7 @@ from tabulate import tabulate
 from dsv4_matrix.declaration.model import Matrix
 from dsv4_matrix.report.canonical import ReportError, read
 from dsv4_matrix.report.fingerprint import fingerprint
+from dsv4_matrix.report.gate_evidence import gate_markdown
 from dsv4_matrix.report.kernels import declared_kernels
 from dsv4_matrix.report.result import Outcome, Report, Result
 from dsv4_matrix.report.table import matrix_table, worst_margin
@@ -36,6 +37,7 @@ def evidence_markdown(matrix: Matrix, folder: Path) -> str:
     rows = [_row(report, currency(report, matrix, here)) for _, report in reports]
     heads = ["device", "backend", "torch, triton", "cases passed", "refusals seen", "worst margin", "graphs", "sources"]
     parts = [tabulate(rows, headers=heads, tablefmt="github", disable_numparse=True)]
+    parts.append(gate_markdown(matrix, folder, [report.header.device_model for _, report in reports]))
     parts += [
         f"{_heading(report)}:\n\n{matrix_table(matrix, report.results, 'github', graphs=True)}" for _, report in reports
     ]
@@ -57,7 +59,8 @@ def currency(report: Report, matrix: Matrix, here: str) -> str:
 
 _LEGEND = (
     "Cells: passed/declared cases and their worst error over budget, then graph captures and compared replays. "
-    "Only what is marked current was recorded on exactly these sources and this matrix.yaml."
+    "Only what is marked current was recorded on exactly these sources and this matrix.yaml. The gate's level is what "
+    "its two runs differed in; rows are compared bit for bit (docs/guarantees.md)."
 )
 
 
