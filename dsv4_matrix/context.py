@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dsv4_matrix.declaration.model import Case, Matrix
     from dsv4_matrix.execution import Setup
     from dsv4_matrix.machine import Machine
+    from dsv4_matrix.report.kernels import KernelPath
     from dsv4_matrix.report.ledger import Ledger
     from dsv4_matrix.report.result import Header
 
@@ -43,8 +44,12 @@ class Options:
 class Context:
     """Lazy: reading options costs nothing in the many pytest runs that have no ``matrix_case``."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *, elsewhere: bool = False) -> None:
+        """``elsewhere``: cases run in other processes, so that this one can do without torch."""
         self.options = options
+        self.elsewhere = elsewhere
+        self._kernels_elsewhere: tuple[KernelPath, ...] = ()
+        self._asked_elsewhere = False
 
     @cached_property
     def matrix(self) -> Matrix:
@@ -61,10 +66,10 @@ class Context:
     def machine(self) -> Machine:
         import os
 
-        from dsv4_matrix.machine import find_machine
+        from dsv4_matrix.machine import find_machine, foresee_machine
 
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # asked before find_machine sets it
-        machine = find_machine()
+        machine = foresee_machine() if self.elsewhere else find_machine()
         if self.options.require_gpu and machine.kind != "gpu":
             asked = " (TRITON_INTERPRET=1 is set by the environment)" if interpreted else ""
             raise BadInputError(
@@ -97,7 +102,7 @@ class Context:
         from dsv4_matrix.shard.plan import PlanError, cases_of_shard, parse_shard
 
         try:
-            return cases_of_shard(cases, parse_shard(self.options.shard))
+            return cases_of_shard(cases, self.machine.kind, parse_shard(self.options.shard))
         except PlanError as error:
             raise BadInputError(f"--matrix-shard: {error}") from None
 
@@ -130,6 +135,16 @@ class Context:
         return int(given)
 
     @cached_property
+    def backend_name(self) -> str:
+        """As ``setup`` has it, known without loading the backend; BadInputError if nothing is installed by it."""
+        from dsv4_matrix.loading import LoadError, backend_name
+
+        try:
+            return backend_name(self.options.backend)
+        except LoadError as error:
+            raise BadInputError(str(error)) from error
+
+    @cached_property
     def setup(self) -> Setup:
         """Everything that a case needs. The machine comes first: it decides how a backend's kernels are built."""
         from dsv4_matrix.execution import Setup
@@ -142,6 +157,30 @@ class Context:
         except LoadError as error:
             raise BadInputError(str(error)) from error
         return Setup(self.matrix, machine, backend, reference)
+
+    @property
+    def kernels(self) -> tuple[KernelPath, ...]:
+        """Which kernels the backend says serve this device, asked where cases run; () if it does not tell."""
+        return self._kernels_elsewhere if self.elsewhere else self._kernels_here
+
+    def learn_kernels(self, told: tuple[KernelPath, ...]) -> None:
+        """Keep what a worker was told. BadInputError if another worker was told something else."""
+        from dsv4_matrix.report.kernels import header_text
+
+        if self._asked_elsewhere and told != self._kernels_elsewhere:
+            texts = " and ".join(header_text(paths) or "nothing" for paths in (self._kernels_elsewhere, told))
+            raise BadInputError(f"workers run different kernels, and a report is of one choice: {texts}")
+        self._kernels_elsewhere, self._asked_elsewhere = told, True
+
+    @cached_property
+    def _kernels_here(self) -> tuple[KernelPath, ...]:
+        from dsv4_matrix.report.kernels import KernelsError, kernel_paths
+
+        backend = self.setup.backend
+        try:
+            return kernel_paths(getattr(backend.factory, "original", backend.factory), self.machine.torch_device)
+        except KernelsError as error:
+            raise BadInputError(f"backend {backend.name}: {error}") from None
 
     def ledger(self) -> Ledger:
         """Empty, over every declared case, with the reason for those that this device does not run."""
@@ -160,6 +199,7 @@ class Context:
     def header(self) -> Header:
         """Of a report on this run. BadInputError if the sources cannot be read."""
         from dsv4_matrix.report.fingerprint import SourcesMissingError, fingerprint
+        from dsv4_matrix.report.kernels import header_text
         from dsv4_matrix.report.result import Header
 
         machine = self.machine
@@ -170,8 +210,9 @@ class Context:
         return Header(
             matrix_sha256=self.matrix.sha256,
             fingerprint=sources,
-            backend=self.setup.backend.name,
+            backend=self.backend_name,
             device_model=machine.model,
             torch=machine.torch,
             triton=machine.triton,
+            kernels=header_text(self.kernels),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import pytest
 
 from dsv4_matrix.context import BadInputError, Context
 from dsv4_matrix.selection import cases_of
-from dsv4_matrix.shard.workers import read_cases
+from dsv4_matrix.shard.workers import read_found
 
 if TYPE_CHECKING:
     from dsv4_matrix.report.ledger import Ledger
@@ -37,6 +38,7 @@ class Controller:
         self._ledger: Ledger | None = None
         self._case_of: dict[str, str] = {}  # case id of each node id
         self._telemetry: dict[str, Telemetry] = {}
+        self._began = time.time()  # the clock of a test report
         self._problems: list[str] = []
 
     @property
@@ -171,16 +173,19 @@ class Controller:
 
     def _note(self, case_id: str, report: pytest.TestReport, message: str) -> None:
         from dsv4_matrix.report.telemetry import Telemetry
+        from dsv4_matrix.report.transport import spent_in
 
         node = getattr(report, "node", None)
         worker = node.gateway.id if node is not None else "main"
-        self._telemetry[case_id] = Telemetry(case_id, report.duration, worker, platform.node(), message)
+        started = round(max(report.start - self._began, 0.0), 6)  # xdist's report of a dead worker's test has none
+        spent = spent_in(report.user_properties)
+        self._telemetry[case_id] = Telemetry(case_id, report.duration, worker, platform.node(), message, started, spent)
 
 
 def cases_of_worker(node: Any, nodeids: Sequence[str], cases: Sequence[str]) -> Mapping[str, str]:
     """The case that each test of an xdist worker runs, by node id: as it left it, else as node ids suggest."""
-    if (told := read_cases(node)) is not None:
-        return told
+    if (told := read_found(node)) is not None:
+        return told.cases
     found = {nodeid: case_in(nodeid, cases) for nodeid in nodeids if "[" in nodeid}
     return {nodeid: case_id for nodeid, case_id in found.items() if case_id}
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import pytest
 from dsv4_matrix.casualty import casualty
 from dsv4_matrix.context import BadInputError, Context
 from dsv4_matrix.controller import cases_of_worker
+from dsv4_matrix.report.kernels import KernelPath
 from dsv4_matrix.shard.gpus import GpuListError, pin
 from dsv4_matrix.shard.plan import divide_tests
-from dsv4_matrix.shard.workers import prepare
+from dsv4_matrix.shard.workers import prepare, read_found, read_refusal
 
 
 class Distribution:
@@ -38,7 +40,14 @@ class Distribution:
             raise pytest.UsageError(str(error)) from None
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object | None) -> None:
+        """A worker that found the input to be bad ends the run: a replacement would find the same."""
+        if error is not None and (refusal := read_refusal(node)):
+            raise pytest.UsageError(refusal)
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        self._check_machine(node)
         self._cases = cases_of_worker(node, ids, [case.id for case in self._context.matrix.cases()])
 
     @pytest.hookimpl(optionalhook=True)
@@ -54,19 +63,42 @@ class Distribution:
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
         """Fill in the report that xdist makes of a test whose worker died; the controller records it."""
-        from dsv4_matrix.execution import fault
+        from dsv4_matrix.execution import on_screen
         from dsv4_matrix.report.transport import MESSAGE, to_properties
 
         if (case_id := self._cases.get(crashitem)) is None:
             return
         case = next(case for case in self._context.cases if case.id == case_id)
         died = casualty(report.node, self._notes, self._context.timeout)
-        done = fault(case, self._context.setup, died.outcome, f"{died.reason}\n{died.stack}".rstrip())
+        told = f"{died.reason}\n{died.stack}".rstrip()
+        done = on_screen(case, self._context.backend_name, self._context.machine.model, died.outcome, told)
         report.longrepr = done.message
         report.user_properties = [*to_properties(done.result), (MESSAGE, done.message)]
 
     def pytest_unconfigure(self) -> None:
         shutil.rmtree(self._notes, ignore_errors=True)
+
+    def _check_machine(self, node: Any) -> None:
+        """The header of the report is this process's word about the workers' machine: they have to confirm it."""
+        found, foreseen = read_found(node), asdict(self._context.machine)
+        if found is None or not found.machine:
+            return
+        if found.machine == foreseen:
+            try:
+                self._context.learn_kernels(tuple(KernelPath(**path) for path in found.kernels))
+            except BadInputError as error:
+                raise pytest.UsageError(str(error)) from None
+            return
+        unlike = [
+            f"{name} {found.machine.get(name)!r}, not {value!r}"
+            for name, value in foreseen.items()
+            if found.machine.get(name) != value
+        ]
+        raise pytest.UsageError(
+            f"worker {node.gateway.id} runs on another machine than was foreseen: {'; '.join(unlike)}. A report is "
+            f"of one machine. If torch sees no GPU there, see nvidia-smi, CUDA_VISIBLE_DEVICES and the driver's "
+            f"version; TRITON_INTERPRET=1 asks for the interpreter; -n 0 runs in one process"
+        )
 
     def _gpus(self, workers: int) -> tuple[str, ...]:
         """The GPU of each worker; empty on a CPU. More workers than GPUs were asked for: ``auto`` gives no more."""
@@ -83,4 +115,5 @@ class Distribution:
 
     def _plan(self, nodeids: Sequence[str], workers: int) -> Sequence[Sequence[int]]:
         cases = {case.id: case for case in self._context.cases}
-        return divide_tests(nodeids, {n: cases[case_id] for n, case_id in self._cases.items()}, workers)
+        of_test = {nodeid: cases[case_id] for nodeid, case_id in self._cases.items()}
+        return divide_tests(nodeids, of_test, self._context.machine.kind, workers)

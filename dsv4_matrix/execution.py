@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,10 +32,11 @@ class Setup:
 
 @dataclass(frozen=True)
 class Execution:
-    """A result and what a person reads: one screen, empty for a pass."""
+    """A result and what a person reads: one screen, empty for a pass. ``spent`` is seconds by phase, for telemetry."""
 
     result: Result
     message: str
+    spent: Mapping[str, float] = field(default_factory=dict)
 
 
 def execute(case: Case, setup: Setup) -> Execution:
@@ -73,11 +76,13 @@ def together(before: Execution, after: Execution) -> Execution:
         captures=sum(r.captures for r in results),
         replays=sum(r.replays for r in results),
     )
+    phases = {**before.spent, **after.spent}
+    spent = {phase: before.spent.get(phase, 0.0) + after.spent.get(phase, 0.0) for phase in phases}
     if joined.outcome is Outcome.PASSED:
-        return Execution(joined, "")
+        return Execution(joined, "", spent)
     number = int(drawn_id.rpartition("#")[2])
     told = after.message.replace(drawn_id, case_id)
-    return Execution(joined, f"{told}\n  draw     {number}, which needs --seeds {number + 1}")
+    return Execution(joined, f"{told}\n  draw     {number}, which needs --seeds {number + 1}", spent)
 
 
 def with_device_error(done: Execution, case: Case, setup: Setup, said: str) -> Execution:
@@ -94,17 +99,21 @@ def _case(case: Case, setup: Setup) -> Execution:
     from dsv4_matrix.modes.drive import drive
 
     device = setup.machine.torch_device
-    scenario = build_scenario(case, setup.matrix, device)
-    trace = drive(case, scenario, setup.backend.factory, device)
-    verdict = judge(
-        case,
-        scenario,
-        trace.observations,
-        setup.reference,
-        setup.matrix.tolerances,
-        backend_name=setup.backend.name,
-        device=setup.machine.model,
-    )
+    spent: dict[str, float] = {}
+    with _timed(spent, "build"):
+        scenario = build_scenario(case, setup.matrix, device)
+    with _timed(spent, "drive"):
+        trace = drive(case, scenario, setup.backend.factory, device)
+    with _timed(spent, "judge"):
+        verdict = judge(
+            case,
+            scenario,
+            trace.observations,
+            setup.reference,
+            setup.matrix.tolerances,
+            backend_name=setup.backend.name,
+            device=setup.machine.model,
+        )
     counts: dict[str, Any] = {
         "margin": format_margin(verdict.margin),
         "captures": int(trace.captures),
@@ -113,9 +122,19 @@ def _case(case: Case, setup: Setup) -> Execution:
     if trace.violations:
         # The judge's screen without its last lines, which this screen ends with as well.
         judged = [line for line in verdict.message.splitlines() if not line.startswith(("  seed  ", "  run  "))]
-        return fault(case, setup, Outcome.FAILED, "\n".join([*trace.violations, *judged]), **counts)
+        return replace(
+            fault(case, setup, Outcome.FAILED, "\n".join([*trace.violations, *judged]), **counts), spent=spent
+        )
     result = _result(case, Outcome(verdict.outcome), without_machine(verdict.message), **counts)
-    return Execution(result, verdict.message)
+    return Execution(result, verdict.message, spent)
+
+
+@contextmanager
+def _timed(spent: dict[str, float], phase: str) -> Iterator[None]:
+    """Seconds of the host; on a GPU what was launched may still run, and the next phase that waits pays for it."""
+    began = time.perf_counter()
+    yield
+    spent[phase] = time.perf_counter() - began
 
 
 def _probe(case: Case, setup: Setup) -> Execution:
@@ -135,12 +154,21 @@ def _result(
 
 
 def fault(case: Case, setup: Setup, outcome: Outcome, told: str, **counts: Any) -> Execution:
-    """``told`` on one screen, in the form of the judge's messages; its first line is the reason in the report."""
+    """``told`` on one screen, see ``on_screen``."""
+    return on_screen(case, setup.backend.name, setup.machine.model, outcome, told, **counts)
+
+
+def on_screen(case: Case, backend: str, model: str, outcome: Outcome, told: str, **counts: Any) -> Execution:
+    """``told`` in the form of the judge's messages; its first line is the reason in the report.
+
+    Args:
+        backend, model: names of what was run, and where; all that a process knows that runs no case itself.
+    """
     lines = [
-        f"{case.id}: {outcome} on {setup.backend.name} ({setup.machine.model})",
+        f"{case.id}: {outcome} on {backend} ({model})",
         *(f"  {line}" for line in told.splitlines()),
         f"  seed     {case.seed}",
-        f"  run      dsv4-matrix run --cells {case.id} --backend {setup.backend.name}",
+        f"  run      dsv4-matrix run --cells {case.id} --backend {backend}",
     ]
     reason = without_machine(told.strip().partition("\n")[0])
     return Execution(_result(case, outcome, reason, **counts), "\n".join(lines))

@@ -13,7 +13,7 @@ import gc
 import os
 import re
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ import pytest
 from dsv4_matrix.declaration.model import Case
 from dsv4_matrix.machine import Machine
 from dsv4_matrix.selection import cases_of
-from dsv4_matrix.shard.workers import NOTES, note_path, write_cases
+from dsv4_matrix.shard.workers import NOTES, Found, note_path, write_found
 
 #: Exit status of a worker that ends because its device is unusable; nothing is lost by it.
 SPOILED = 86
@@ -35,11 +35,21 @@ class Guard:
         worker: xdist id of this process, None if it is not a worker. Only a worker can be ended and replaced, so only
             there does the deadline hold.
         timeout: seconds that a case may take, without what it waits for its turn.
+        machine: fields of the machine that this process runs cases on, for the controller; asked if there are cases.
+        kernels: fields of each ``KernelPath`` of its backend there; asked likewise.
     """
 
-    def __init__(self, worker: str | None, timeout: float) -> None:
+    def __init__(
+        self,
+        worker: str | None,
+        timeout: float,
+        machine: Callable[[], Mapping[str, str]] = dict,
+        kernels: Callable[[], Sequence[Mapping[str, str]]] = tuple,
+    ) -> None:
         self._worker = worker
         self._timeout = timeout
+        self._machine = machine
+        self._kernels = kernels
         self._note: int | None = None
         self._spoiled = ""
         # Taken out of the environment, so that a test that starts pytest itself does not write this worker's notes.
@@ -56,7 +66,8 @@ class Guard:
         """Before xdist tells the controller that this worker has collected."""
         if self._worker is not None and self._notes:
             cases = {nodeid: case_id for case_id, nodeid in cases_of(session.items)}
-            write_cases(Path(self._notes), self._worker, cases)
+            found = Found(cases, self._machine(), self._kernels()) if cases else Found(cases)
+            write_found(Path(self._notes), self._worker, found)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:

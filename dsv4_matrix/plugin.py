@@ -6,7 +6,9 @@ with the first use of the fixture. Results travel from xdist workers as user pro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from dsv4_matrix.context import BadInputError, Context, Options
 from dsv4_matrix.controller import Controller
 from dsv4_matrix.guard import Guard
 from dsv4_matrix.selection import FIXTURE
+from dsv4_matrix.shard.workers import NOTES, write_refusal
 
 if TYPE_CHECKING:
     from dsv4_matrix.declaration.model import Case
@@ -73,7 +76,7 @@ class MatrixCase:
         __tracebackhide__ = True
         from dsv4_matrix import execution
         from dsv4_matrix.report.result import Outcome
-        from dsv4_matrix.report.transport import MESSAGE, to_properties
+        from dsv4_matrix.report.transport import MESSAGE, spent_property, to_properties
 
         setup, guard = self.setup, self._guard
         done: Execution | None = None
@@ -86,7 +89,7 @@ class MatrixCase:
             if done.result.outcome is not Outcome.PASSED:
                 break
         assert done is not None
-        self._properties.extend(to_properties(done.result))
+        self._properties.extend([*to_properties(done.result), spent_property(done.spent)])
         if done.result.outcome is not Outcome.PASSED:
             self._properties.append((MESSAGE, done.message))
             raise CaseFailedError(done.message)
@@ -105,18 +108,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     options = _options(config)
-    context = config.stash[CONTEXT] = Context(options)
-    if not hasattr(config, "workerinput"):
+    worker: str | None = getattr(config, "workerinput", {}).get("workerid")
+    distributed = worker is None and config.getoption("dist", "no") != "no"
+    context = config.stash[CONTEXT] = Context(options, elsewhere=distributed)
+    if worker is None:
         controller = config.stash[CONTROLLER] = Controller(config, context)
         config.pluginmanager.register(controller, "dsv4_matrix_controller")
     try:
         if options.explicit:
             _validate(context)
-        guard = config.stash[GUARD] = Guard(getattr(config, "workerinput", {}).get("workerid"), context.timeout)
+        guard = config.stash[GUARD] = Guard(
+            worker,
+            context.timeout,
+            machine=lambda: asdict(context.machine),
+            kernels=lambda: [asdict(path) for path in context.kernels],
+        )
     except BadInputError as error:
+        if worker is not None and (notes := os.environ.get(NOTES)):
+            write_refusal(Path(notes), worker, str(error))
         raise pytest.UsageError(str(error)) from error
     config.pluginmanager.register(guard, "dsv4_matrix_guard")
-    if options.named and not hasattr(config, "workerinput") and config.getoption("dist", "no") != "no":
+    if options.named and distributed:
         from dsv4_matrix.distribution import Distribution
 
         config.pluginmanager.register(Distribution(config, context), "dsv4_matrix_distribution")
@@ -153,7 +165,7 @@ def _options(config: pytest.Config) -> Options:
 
 
 def _validate(context: Context) -> None:
-    """Everything that can be wrong with the input, before anything runs."""
+    """Everything that can be wrong with the input, before anything runs; what needs torch is left to workers."""
     if context.options.report is not None:
         from dsv4_matrix.report.canonical import ReportError, check_writable
 
@@ -161,7 +173,9 @@ def _validate(context: Context) -> None:
             check_writable(context.options.report)
         except ReportError as error:
             raise BadInputError(f"--matrix-report: {error}") from None
-    _ = context.cases, context.setup, context.seeds
+    _ = context.cases, context.backend_name, context.seeds
+    if not context.elsewhere:
+        _ = context.setup, context.kernels
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -199,14 +213,17 @@ def pytest_report_header(config: pytest.Config) -> list[str] | None:
         return None
     from collections import Counter
 
-    matrix, setup, machine = context.matrix, context.setup, context.machine
+    from dsv4_matrix.report.kernels import reasons_text
+
+    matrix, machine = context.matrix, context.machine
     states = Counter(cell.state.value for cell in matrix.cells)
     return [
         f"dsv4-matrix: {matrix.path} (sha256 {matrix.sha256[:12]}), {len(context.cases)} cases here, "
         f"of {len(matrix.cases())} declared",
         f"dsv4-matrix: {', '.join(f'{count} {state}' for state, count in sorted(states.items()))}",
-        f"dsv4-matrix: backend {setup.backend.name} on {machine.model}, torch {machine.torch}, "
+        f"dsv4-matrix: backend {context.backend_name} on {machine.model}, torch {machine.torch}, "
         f"triton {machine.triton or 'not installed'}",
+        *(f"dsv4-matrix: {line}" for line in reasons_text(context.kernels)),
     ]
 
 

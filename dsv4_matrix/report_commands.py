@@ -84,7 +84,7 @@ def _plan(args: argparse.Namespace) -> int:
     cases = [case for case in select(matrix.cases(), args.cells) if case.id in here]
     if args.shards < 1 or args.workers < 1:
         raise PlanError("give at least one shard and one worker")
-    shards = shards_of(cases, args.shards)
+    shards = shards_of(cases, args.device, args.shards)
     if args.json:
         print(json.dumps({"device": args.device, "shards": _plan_json(shards, args.workers)}, indent=2))
     else:

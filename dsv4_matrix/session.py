@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -16,6 +17,7 @@ from dsv4_matrix.conclusion import tell
 from dsv4_matrix.context import BadInputError, Context, Options
 from dsv4_matrix.progress import Progress
 from dsv4_matrix.report import canonical
+from dsv4_matrix.report.kernels import KernelPath, header_text, reasons_text
 from dsv4_matrix.report.result import Report, Result
 
 GOOD, SHORT, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -74,10 +76,13 @@ def run_matrix(
         search=here,
         explicit=True,
     )
-    context = Context(options)
+    context = Context(options, elsewhere=True)
     try:
-        evidence = _evidence_path(context, record)
         count = _workers(workers, context)
+        if not count:
+            context = Context(options)
+            _ = context.setup
+        evidence = _evidence_path(context, record)
         if options.report is not None:
             canonical.check_writable(options.report)
         before = context.header()
@@ -101,12 +106,16 @@ def run_matrix(
         stream.writelines(f"{error.rstrip()}\n" for error in told if error)
         return BAD_INPUT if status == pytest.ExitCode.USAGE_ERROR else SHORT
     selected = [case.id for case in context.cases]
+    stream.writelines(f"{line}\n" for line in reasons_text(session.kernels))
     good = tell(context.matrix, session.results, selected, session.messages, stream)
     if session.progress.stopped:
         stream.write(f"stopped: {session.progress.stopped}\n")
     code = GOOD if good and status == pytest.ExitCode.OK else SHORT
     if evidence is not None:
-        if reason := record_evidence(Report(context.header(), session.results), selected, before, evidence):
+        # Which kernels serve is known where cases run, and so only now.
+        kernels = header_text(session.kernels)
+        report_of_run = Report(replace(context.header(), kernels=kernels), session.results)
+        if reason := record_evidence(report_of_run, selected, replace(before, kernels=kernels), evidence):
             print(f"dsv4-matrix run: evidence not recorded: {reason}", file=sys.stderr)
             return SHORT
         stream.write(f"evidence recorded in {evidence}; 'dsv4-matrix table --write' brings it into README.md\n")
@@ -124,6 +133,7 @@ class _Session:
         self.progress = Progress(total, stream)
         self.results: tuple[Result, ...] = ()
         self.messages: dict[str, str] = {}
+        self.kernels: tuple[KernelPath, ...] = ()
 
     def run(self, arguments: list[str]) -> int:
         with _isolated():
@@ -133,12 +143,13 @@ class _Session:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        from dsv4_matrix.plugin import CONTROLLER
+        from dsv4_matrix.plugin import CONTEXT, CONTROLLER
 
         controller = session.config.stash[CONTROLLER]
         if controller.ledger is not None:
             self.results = controller.ledger.complete()
             self.messages = controller.messages
+            self.kernels = session.config.stash[CONTEXT].kernels
 
 
 def _arguments(options: Options, context: Context, workers: int) -> list[str]:
@@ -185,15 +196,16 @@ def _workers(asked: str | None, context: Context) -> int:
     from dsv4_matrix.shard.gpus import GpuListError
     from dsv4_matrix.shard.plan import units_of
 
-    _ = context.setup, context.timeout, context.seeds
+    _ = context.cases, context.backend_name, context.timeout, context.seeds
     if asked is not None and asked != "auto" and not asked.isdecimal():
         raise BadInputError(f"-n {asked}: give 'auto' or a number of processes")
+    units = len(units_of(context.cases, context.machine.kind))
     if asked is not None and asked != "auto":
-        return min(int(asked), len(units_of(context.cases)))
+        return min(int(asked), units)
     if len(context.cases) == 1:
         return 0
     try:
-        count = min(worker_count(), len(units_of(context.cases)))
+        count = min(worker_count(), units)
     except GpuListError as error:
         raise BadInputError(str(error)) from None
     return 0 if asked is None and count == 1 else count

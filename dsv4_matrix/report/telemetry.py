@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dsv4_matrix.report.canonical import ReportError, encode, write_in_one_step
@@ -14,13 +14,25 @@ SUFFIX = ".telemetry.jsonl"
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Of one case: ``seconds`` of its call phase, ``worker`` (``main`` without xdist), and the full message."""
+    """Of one case, over all its draws.
+
+    Attributes:
+        id: case id.
+        seconds: of its call phase.
+        worker: ``main`` without xdist.
+        host: name of the machine.
+        message: one screen, empty for a pass.
+        started: seconds between the start of the run's controlling process's plugin and that of the call phase.
+        spent: seconds of the host to ``build`` the inputs, to ``drive`` the backend and to ``judge`` the answers.
+    """
 
     id: str
     seconds: float
     worker: str
     host: str
     message: str = ""
+    started: float = 0.0
+    spent: dict[str, float] = field(default_factory=dict)
 
 
 def telemetry_path(report: Path) -> Path:

@@ -5,7 +5,8 @@ Only str, bool and small int may travel: execnet ends the whole run on a numpy s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 
 from dsv4_matrix.report.result import Outcome, Result
@@ -13,6 +14,8 @@ from dsv4_matrix.report.result import Outcome, Result
 PREFIX = "matrix_"
 #: Extra property for people: the message with its traceback. Not part of the result.
 MESSAGE = "matrix_message"
+#: Extra property for telemetry: seconds by phase, as JSON.
+SPENT = "matrix_spent"
 
 _FIELDS = tuple(f.name for f in fields(Result))
 
@@ -38,3 +41,14 @@ def from_properties(properties: Iterable[tuple[str, object]]) -> Result | None:
     if not found.keys() >= set(_FIELDS):
         return None
     return Result(**{name: Outcome(found[name]) if name == "outcome" else found[name] for name in _FIELDS})  # type: ignore[arg-type]
+
+
+def spent_property(spent: Mapping[str, float]) -> tuple[str, object]:
+    """Seconds by phase as a property, to the microsecond."""
+    return SPENT, json.dumps({phase: round(seconds, 6) for phase, seconds in spent.items()})
+
+
+def spent_in(properties: Iterable[tuple[str, object]]) -> dict[str, float]:
+    """Seconds by phase in ``properties``; empty if there are none."""
+    found: dict[str, float] = json.loads(str(dict(properties).get(SPENT, "{}")))
+    return found

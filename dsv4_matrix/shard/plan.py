@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from dsv4_matrix.declaration.model import Case
+from dsv4_matrix.shard.cost import cost_of
 
-#: Probes and refusals drive one small call each; a variant says its own cost.
-PROBE_COST = 1
 #: The unit of the refusals that stand outside the cells.
 REFUSALS = "refusals"
 
@@ -31,7 +30,7 @@ class Unit:
 
     Attributes:
         id: cell id, or ``refusals``.
-        cost: sum of the static costs of its cases, in row-blocks, at least 1.
+        cost: sum of the static costs of its cases, at least 1.
         cases: case ids, sorted.
     """
 
@@ -67,18 +66,13 @@ def unit_of(case: Case) -> str:
     return case.cell_id or REFUSALS
 
 
-def cost_of(case: Case) -> int:
-    """Static cost of ``case``, in row-blocks."""
-    return case.variant.cost if case.variant is not None else PROBE_COST
-
-
-def units_of(cases: Iterable[Case]) -> tuple[Unit, ...]:
-    """The units of ``cases``, sorted by id, in whatever order the cases come."""
+def units_of(cases: Iterable[Case], device: str) -> tuple[Unit, ...]:
+    """The units of ``cases`` on ``device`` (``gpu`` or ``cpu``), sorted by id, in whatever order the cases come."""
     of_unit: dict[str, list[Case]] = {}
     for case in cases:
         of_unit.setdefault(unit_of(case), []).append(case)
     return tuple(
-        Unit(name, max(1, sum(cost_of(case) for case in members)), tuple(sorted(case.id for case in members)))
+        Unit(name, max(1, sum(cost_of(case, device) for case in members)), tuple(sorted(case.id for case in members)))
         for name, members in sorted(of_unit.items())
     )
 
@@ -102,9 +96,9 @@ def divide(units: Sequence[Unit], places: int) -> tuple[tuple[Unit, ...], ...]:
     return tuple(tuple(sorted(members, key=lambda u: u.id)) for members in taken)
 
 
-def shards_of(cases: Iterable[Case], total: int) -> tuple[tuple[Unit, ...], ...]:
+def shards_of(cases: Iterable[Case], device: str, total: int) -> tuple[tuple[Unit, ...], ...]:
     """The units of each of ``total`` shards. PlanError if one of them would have nothing to run."""
-    units = units_of(cases)
+    units = units_of(cases, device)
     if total > len(units):
         raise PlanError(
             f"{total} shards for {len(units)} cells: a cell is never divided, so {total - len(units)} shards would run "
@@ -113,9 +107,9 @@ def shards_of(cases: Iterable[Case], total: int) -> tuple[tuple[Unit, ...], ...]
     return divide(units, total)
 
 
-def cases_of_shard(cases: Sequence[Case], shard: Shard) -> tuple[Case, ...]:
-    """Those of ``cases`` that ``shard`` runs, in their order."""
-    mine = {case_id for unit in shards_of(cases, shard.total)[shard.index - 1] for case_id in unit.cases}
+def cases_of_shard(cases: Sequence[Case], device: str, shard: Shard) -> tuple[Case, ...]:
+    """Those of ``cases`` that ``shard`` runs on ``device``, in their order."""
+    mine = {case_id for unit in shards_of(cases, device, shard.total)[shard.index - 1] for case_id in unit.cases}
     return tuple(case for case in cases if case.id in mine)
 
 
@@ -123,19 +117,24 @@ def cases_of_shard(cases: Sequence[Case], shard: Shard) -> tuple[Case, ...]:
 OTHER_TEST_COST = 50
 
 
-def divide_tests(nodeids: Sequence[str], cases: Mapping[str, Case], workers: int) -> tuple[tuple[int, ...], ...]:
+def divide_tests(
+    nodeids: Sequence[str], cases: Mapping[str, Case], device: str, workers: int
+) -> tuple[tuple[int, ...], ...]:
     """Indices into ``nodeids`` that each worker runs, in collection order.
 
     Args:
         nodeids: all collected tests, in order.
         cases: the case that a test runs, by node id. Tests that run none stay together by file.
+        device: ``gpu`` or ``cpu``, where the cases run.
         workers: number of workers; some stay idle if there are fewer units.
     """
     members: dict[str, list[int]] = {}
     costs: dict[str, int] = {}
     for index, nodeid in enumerate(nodeids):
         case = cases.get(nodeid)
-        name, cost = (nodeid.partition("::")[0], OTHER_TEST_COST) if case is None else (unit_of(case), cost_of(case))
+        name, cost = (
+            (nodeid.partition("::")[0], OTHER_TEST_COST) if case is None else (unit_of(case), cost_of(case, device))
+        )
         members.setdefault(name, []).append(index)
         costs[name] = costs.get(name, 0) + cost
     units = [Unit(name, max(1, cost), ()) for name, cost in costs.items()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dsv4_matrix.shard.gpus import VISIBLE
 
 #: Place of a worker in the plan, from 0; its replacements keep it.
 PLACE = "DSV4_MATRIX_PLACE"
-#: Folder in which a worker leaves what it collected and, if it sees its death coming, its stack.
+#: Folder in which a worker leaves what it collected, why it cannot run at all, and its stack if it sees its end coming.
 NOTES = "DSV4_MATRIX_NOTES"
 CACHE = "TRITON_CACHE_DIR"
 
@@ -51,21 +52,48 @@ def note_path(notes: Path, worker: str) -> Path:
     return notes / f"{worker}.txt"
 
 
-def write_cases(notes: Path, worker: str, cases: Mapping[str, str]) -> None:
-    """Leave the case that each collected test runs, by node id, for the controller."""
-    (notes / f"{worker}.json").write_text(json.dumps(dict(cases)), encoding="ascii")
+@dataclass(frozen=True)
+class Found:
+    """What a worker found when it had collected.
 
-
-def read_cases(node: Any) -> Mapping[str, str] | None:
-    """What ``write_cases`` left of ``node``, an xdist WorkerController; None if it runs on another machine.
-
-    A node id alone does not tell: a test of something else may have a case id among its parameters.
+    Attributes:
+        cases: the case that each collected test runs, by node id. A node id alone does not tell: a test of something
+            else may have a case id among its parameters.
+        machine: fields of the ``Machine`` that it runs them on; empty if it runs none.
+        kernels: fields of each ``KernelPath`` of its backend there.
     """
+
+    cases: Mapping[str, str]
+    machine: Mapping[str, str] = field(default_factory=dict)
+    kernels: Sequence[Mapping[str, str]] = ()
+
+
+def write_found(notes: Path, worker: str, found: Found) -> None:
+    """Leave ``found`` for the controller."""
+    (notes / f"{worker}.json").write_text(json.dumps(asdict(found)), encoding="ascii")
+
+
+def read_found(node: Any) -> Found | None:
+    """What ``write_found`` left of ``node``, an xdist WorkerController; None if it runs on another machine."""
+    notes = _notes_of(node)
+    return None if notes is None else Found(**json.loads((notes / f"{node.gateway.id}.json").read_text("ascii")))
+
+
+def write_refusal(notes: Path, worker: str, reason: str) -> None:
+    """Leave why this worker cannot run anything: what the user has to mend."""
+    (notes / f"{worker}.refusal").write_text(reason, encoding="utf-8")
+
+
+def read_refusal(node: Any) -> str:
+    """What ``write_refusal`` left of ``node``, an xdist WorkerController; empty if it left nothing."""
+    notes = _notes_of(node)
+    path = None if notes is None else notes / f"{node.gateway.id}.refusal"
+    return path.read_text("utf-8") if path is not None and path.exists() else ""
+
+
+def _notes_of(node: Any) -> Path | None:
     notes = node.gateway.spec.env.get(NOTES)
-    if notes is None:
-        return None
-    cases: Mapping[str, str] = json.loads((Path(notes) / f"{node.gateway.id}.json").read_text(encoding="ascii"))
-    return cases
+    return None if notes is None else Path(notes)
 
 
 def cache_folder(environ: Mapping[str, str], gpus: Sequence[str], place: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dsv4_matrix.declaration.model import Case, Probe, Variant
 from dsv4_matrix.execution import Execution, draws, together
 from dsv4_matrix.report.result import Outcome, Result
+from dsv4_matrix.report.transport import spent_in, spent_property
 
 CASE = Case("r0-eager-a", "case", variant=Variant("a", "decode", (64,)))
 
@@ -35,6 +37,17 @@ def test_a_probe_runs_once() -> None:
 def test_the_worst_margin_and_all_replays_count(one: str, two: str, worst: str) -> None:
     both = together(done("r0-eager-a", one), done("r0-eager-a#1", two))
     assert both.result == Result("r0-eager-a", "r0/eager", "case", Outcome.PASSED, "", worst, captures=2, replays=6)
+
+
+def test_what_phases_take_is_added_up() -> None:
+    one, two = (replace(done("r0-eager-a", "0.5"), spent={"build": 1.0, "judge": 0.25}) for _ in range(2))
+    assert together(one, replace(two, spent={"build": 0.5, "drive": 2.0})).spent == {
+        "build": 1.5,
+        "judge": 0.25,
+        "drive": 2.0,
+    }
+    assert spent_in([spent_property(one.spent)]) == {"build": 1.0, "judge": 0.25}
+    assert spent_in([]) == {}
 
 
 def test_a_bad_draw_is_the_result() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dsv4_matrix.report import canonical
+from dsv4_matrix.report import canonical, telemetry
 from dsv4_matrix.report.merge import merge
 
 ROOT = Path(__file__).parents[2]
@@ -150,3 +151,51 @@ def test_a_run_whose_workers_cannot_start_says_so(tmp_path: Path, monkeypatch: p
     )
     assert done.returncode == 1
     assert "a worker died again before it began a test" in done.stdout
+
+
+def test_what_a_worker_finds_wrong_ends_the_run_as_bad_input(rig: Any) -> None:
+    """The controlling process imports no backend, so that a worker is the first to know; a replacement is no use."""
+    result = rig.run("-n2", "--matrix-backend=absent_module:Backend")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: backend 'absent_module:Backend': module absent_module does not import" in result.stderr.str()
+    assert rig.ran == []
+    assert not rig.path().exists()
+
+
+def test_a_worker_on_another_machine_than_foreseen_is_refused(rig: Any) -> None:
+    """The header speaks of the machine that the controlling process foresaw: torch has the last word, in workers."""
+    with (rig.pytester.path / "stub.py").open("a") as stub:
+        stub.write(
+            "\nif 'PYTEST_XDIST_WORKER' in os.environ:\n"
+            "    Context.machine = property(lambda self: Machine('cpu', 'cpu', 'CPU interpreter', '2.12.0', '3.7.1'))\n"
+        )
+    result = rig.run("-n2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    told = result.stdout.str() + result.stderr.str()
+    assert "runs on another machine than was foreseen: torch '2.12.0', not '2.13.0'" in told
+    assert rig.ran == []
+
+
+def test_the_controlling_process_never_loads_torch(rig: Any, all_cases: tuple[str, ...]) -> None:
+    """Its import takes seconds, in which no worker could start."""
+    rig.pytester.makepyfile(
+        watch="""
+        import os, sys
+
+        def pytest_unconfigure(config):
+            if "PYTEST_XDIST_WORKER" not in os.environ:
+                open("controller.txt", "w").write(str("torch" in sys.modules))
+        """
+    )
+    assert rig.run("-n2", "-p", "watch", faults={"r0-eager-a": "exit"}).ret == 1
+    assert (rig.pytester.path / "controller.txt").read_text() == "False"
+
+
+def test_telemetry_says_when_and_where_each_case_ran(rig: Any, all_cases: tuple[str, ...]) -> None:
+    assert rig.run("-n2").ret == 0
+    entries = telemetry.read(telemetry.telemetry_path(rig.path()))
+    assert {entry.id for entry in entries} == set(all_cases)
+    for worker in ("gw0", "gw1"):
+        mine = sorted((entry for entry in entries if entry.worker == worker), key=lambda entry: entry.started)
+        assert len(mine) > 1
+        assert all(one.started + one.seconds <= two.started + 0.01 for one, two in pairwise(mine))

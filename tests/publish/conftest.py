@@ -41,7 +41,7 @@ def make(matrix: Matrix) -> Maker:
         model = "CPU interpreter" if device == "cpu" else "Test GPU"
         header = Header(matrix.sha256, "f" * 64, "triton", model, "2.13.0", "3.7.1")
         here = matrix.cases(device)
-        mine = {case.id for case in cases_of_shard(here, Shard(*map(int, shard.split("/"))))}
+        mine = {case.id for case in cases_of_shard(here, device, Shard(*map(int, shard.split("/"))))}
         assert (change or {}).keys() <= {case.id for case in matrix.cases()}
         results = []
         for case in matrix.cases():

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from dsv4_matrix.declaration import find_matrix, load_matrix
 from dsv4_matrix.declaration.model import Matrix
+from dsv4_matrix.shard.cost import cost_of
 from dsv4_matrix.shard.plan import (
     PlanError,
     Shard,
     Unit,
     cases_of_shard,
-    cost_of,
     divide,
     divide_tests,
     parse_shard,
@@ -100,7 +100,7 @@ def test_no_place_at_all_is_refused() -> None:
 @pytest.mark.parametrize("total", [1, 2, 3, 4, 8])
 def test_shards_of_the_declaration(matrix: Matrix, device: str, total: int) -> None:
     cases = matrix.cases(device)
-    parts = [cases_of_shard(cases, Shard(index, total)) for index in range(1, total + 1)]
+    parts = [cases_of_shard(cases, device, Shard(index, total)) for index in range(1, total + 1)]
     assert sorted(case.id for part in parts for case in part) == [case.id for case in cases]
     cells = [{case.cell_id for case in part} for part in parts]
     assert not any(a & b for i, a in enumerate(cells) for b in cells[:i]), "a cell is never divided"
@@ -110,19 +110,21 @@ def test_shards_of_the_declaration(matrix: Matrix, device: str, total: int) -> N
 @pytest.mark.parametrize("total", [2, 3, 4])
 def test_shards_of_the_declaration_are_balanced(matrix: Matrix, device: str, total: int) -> None:
     cases = matrix.cases(device)
-    loads = [sum(cost_of(case) for case in cases_of_shard(cases, Shard(index, total))) for index in range(1, total + 1)]
+    parts = [cases_of_shard(cases, device, Shard(index, total)) for index in range(1, total + 1)]
+    loads = [sum(cost_of(case, device) for case in part) for part in parts]
     assert max(loads) <= 1.1 * sum(loads) / total
 
 
-def test_a_variant_weighs_its_declared_cost(matrix: Matrix) -> None:
-    unit = next(unit for unit in units_of(matrix.cases("gpu")) if unit.id == "r4/cg-decode")
-    assert unit.cost == sum(variant.cost for variant in matrix.cell("r4/cg-decode").variants)
+def test_a_unit_weighs_what_its_cases_do(matrix: Matrix) -> None:
+    for device in ("cpu", "gpu"):
+        unit = next(unit for unit in units_of(matrix.cases(device), device) if unit.id == "r4/cg-decode")
+        assert unit.cost == sum(cost_of(case, device) for case in matrix.cases(device) if case.id in unit.cases)
 
 
 def test_more_shards_than_cells_is_refused(matrix: Matrix) -> None:
-    cells = len(units_of(matrix.cases("gpu")))
+    cells = len(units_of(matrix.cases("gpu"), "gpu"))
     with pytest.raises(PlanError, match=f"give at most {cells}"):
-        shards_of(matrix.cases("gpu"), cells + 1)
+        shards_of(matrix.cases("gpu"), "gpu", cells + 1)
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1/0", "1", "a/b", "1/2/3", "-1/4", "1.0/2", "", "٢/٤", "1/99999"])
@@ -140,7 +142,7 @@ def test_tests_without_a_case_stay_together_by_file(matrix: Matrix) -> None:
     cases = matrix.cases("cpu")
     nodeids = [f"tests/test_{file}.py::test_{k}" for file in "ab" for k in range(3)]
     nodeids += [f"test_cells.py::test_cell[{case.id}]" for case in cases]
-    lists = divide_tests(nodeids, {f"test_cells.py::test_cell[{case.id}]": case for case in cases}, 5)
+    lists = divide_tests(nodeids, {f"test_cells.py::test_cell[{case.id}]": case for case in cases}, "cpu", 5)
     assert sorted(index for place in lists for index in place) == list(range(len(nodeids)))
     for group in (range(3), range(3, 6)):
         assert sum(bool(set(group) & set(place)) for place in lists) == 1
@@ -153,7 +155,8 @@ from dsv4_matrix.declaration import load_matrix
 from dsv4_matrix.shard.plan import shards_of
 import sys
 assert "torch" not in sys.modules and "triton" not in sys.modules
-print([[unit.id for unit in shard] for shard in shards_of(set(load_matrix(Path("matrix.yaml")).cases("gpu")), 5)])
+cases = load_matrix(Path("matrix.yaml")).cases("gpu")
+print([[unit.id for unit in shard] for shard in shards_of(set(cases), "gpu", 5)])
 """
 
 
