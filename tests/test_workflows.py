@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
+
+from dsv4_matrix.cli import _parser
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -56,3 +60,23 @@ def test_jobs_may_read_keep_no_token_and_end(path: Path) -> None:
 def test_runners_with_gpus_are_not_open_to_pull_requests() -> None:
     workflow = YAML().load(ROOT / ".github" / "workflows" / "gpu.yml")  # 1.2: `on` is a word, not a boolean
     assert set(workflow["on"]) == {"workflow_dispatch", "workflow_call"}
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_their_commands_are_this_programs(path: Path) -> None:
+    """An option that was renamed would fail on a machine with GPUs, hours later."""
+    runs = [step.get("run", "") for job in YAML(typ="safe").load(path)["jobs"].values() for step in job["steps"]]
+    lines = "\n".join(runs).replace("\\\n", " ").splitlines()
+    found = [line.split("dsv4-matrix", 1)[1].lstrip('"') for line in lines if "dsv4-matrix" in line]
+    assert found
+    for line in found:
+        words = shlex.split(re.split(r"[|>)]", line)[0])
+        assert _parser().parse_args(
+            ["1/2" if word == "$SHARD" else "2" if word == "$SHARDS" else word for word in words]
+        )
+
+
+def test_the_gate_runs_on_the_gpu_and_leaves_evidence() -> None:
+    workflow = YAML(typ="safe").load(ROOT / ".github" / "workflows" / "gpu.yml")
+    (command,) = [step["run"] for step in workflow["jobs"]["gate"]["steps"] if " gate " in step.get("run", "")]
+    assert {"--require-gpu", "--level", "L3", "--record"} <= set(shlex.split(command.replace("\\\n", " ")))
