@@ -46,6 +46,46 @@ def test_report_has_the_same_bytes_for_any_number_of_workers(
     ]
 
 
+TELLING = """
+Backend.kernel_paths = staticmethod(lambda device: [
+    {"call": "attention", "kernel": os.environ.get("STUB_KERNEL", "slow"), "why": f"as told on {device}"},
+])
+"""
+
+
+def add_to_stub(project: pytest.Pytester, code: str) -> None:
+    with (project.path / "stub.py").open("a") as stub:
+        stub.write(code)
+
+
+@pytest.mark.parametrize("workers", ["0", "1", "2"])
+def test_the_kernels_of_the_backend_stand_in_the_header(project: pytest.Pytester, workers: str) -> None:
+    """Asked where cases run: the process that hands them out has no torch."""
+    add_to_stub(project, TELLING)
+    result = project.runpytest_subprocess("-n", workers, "--matrix-report", "out.jsonl")
+    assert result.ret == pytest.ExitCode.OK
+    header = json.loads((project.path / "out.jsonl").read_text().splitlines()[0])
+    assert header["kernels"] == "slow: attention"
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_nonsense_about_kernels_is_bad_input(project: pytest.Pytester, workers: str) -> None:
+    add_to_stub(project, "\nBackend.kernel_paths = staticmethod(lambda device: 'fast')\n")
+    result = project.runpytest_subprocess("-n", workers, "--matrix-report", "out.jsonl")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    text = "".join((*result.outlines, *result.errlines))
+    assert "backend stub:Backend: kernel_paths('cpu') must return a list of mappings, got str" in text
+
+
+def test_workers_of_different_kernels_are_no_run(project: pytest.Pytester) -> None:
+    add_to_stub(project, TELLING + "\nos.environ['STUB_KERNEL'] = os.environ.get('PYTEST_XDIST_WORKER', '')\n")
+    result = project.runpytest_subprocess("-n", "2", "--matrix-report", "out.jsonl")
+    assert result.ret != pytest.ExitCode.OK
+    assert "workers run different kernels, and a report is of one choice" in "".join(
+        (*result.outlines, *result.errlines)
+    )
+
+
 def test_telemetry_holds_what_the_report_leaves_out(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUB_VARIANTS", "good,bad")
     project.runpytest_subprocess("--matrix-report", "out.jsonl")

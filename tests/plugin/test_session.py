@@ -102,6 +102,20 @@ def test_a_complete_run_is_recorded(run: Run, tmp_path: Path, workers: str) -> N
     assert [path.name for path in (tmp_path / "empty/evidence").iterdir()] == ["cpu-interpreter.jsonl"]
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_evidence_holds_the_kernels_that_served(run: Run, tmp_path: Path, workers: str) -> None:
+    with (tmp_path / "stubs/stub.py").open("a") as stub:
+        stub.write(
+            "\nBackend.kernel_paths = staticmethod(lambda device: "
+            "[{'call': 'attention', 'kernel': 'fast', 'why': f'as told on {device}'}])\n"
+        )
+    done = run(record="evidence", workers=workers)
+    assert done.returncode == 0, done.stderr
+    assert "\nfast serves attention: as told on cpu\n" in done.stdout
+    header = canonical.read(tmp_path / "empty/evidence/cpu-interpreter.jsonl").header
+    assert header.kernels == "fast: attention"
+
+
 def test_a_part_of_the_matrix_is_not_evidence(run: Run, tmp_path: Path) -> None:
     done = run(record="evidence", cells="r0-*")
     assert done.returncode == 2
