@@ -11,11 +11,12 @@ from pathlib import Path
 from dsv4_matrix.declaration import find_matrix, load_matrix
 from dsv4_matrix.declaration.model import Matrix
 from dsv4_matrix.report import canonical, telemetry
+from dsv4_matrix.report.gaps import Gaps, gaps
 from dsv4_matrix.report.html import Told, page
 from dsv4_matrix.report.junit import junit_xml
 from dsv4_matrix.report.ledger import fell_short
-from dsv4_matrix.report.merge import MergeError, gaps, merge
-from dsv4_matrix.report.result import Outcome, Report
+from dsv4_matrix.report.merge import MergeError, merge
+from dsv4_matrix.report.result import Outcome, Report, Result
 from dsv4_matrix.report.summary import summary_markdown
 from dsv4_matrix.report.telemetry import Telemetry, telemetry_path
 from dsv4_matrix.selection import SelectionError, select
@@ -41,6 +42,7 @@ def add_commands(add: Callable[[str, Command, str], argparse.ArgumentParser]) ->
     made.add_argument("reports", nargs="+", type=Path, metavar="REPORT")
     made.add_argument("--out", type=Path, metavar="PATH", help="write the merged report there, telemetry beside it")
     made.add_argument("--record", type=Path, metavar="DIR", help="write it as the device's evidence, if all cases ran")
+    made.add_argument("--json", action="store_true", help="for programs: every case that is missing, lost or short")
     made = add("summary", _told(_summary), "print a report as Markdown, for GITHUB_STEP_SUMMARY")
     made.add_argument("report", type=Path, metavar="REPORT")
     made.add_argument("--title", default="dsv4-matrix", help="of its heading")
@@ -131,22 +133,39 @@ def _merge(args: argparse.Namespace) -> int:
     if args.out is not None:
         canonical.write(merged, args.out)
         telemetry.write(_telemetry(paths).values(), telemetry_path(args.out))
-    for sentence in lacking.sentences():
-        print(f"dsv4-matrix merge: {sentence}", file=sys.stderr)
-    short = fell_short(merged.results)
-    for result in short:
-        print(f"{result.outcome} {result.id}: {result.reason.strip().partition(chr(10))[0]}")
-    whole = not lacking.sentences()
+    for gap in lacking.told():
+        print("\n  ".join([f"dsv4-matrix merge: {gap.head}:", *gap.names]), file=sys.stderr)
+    short, whole = fell_short(merged.results), not lacking.told()
     passed = sum(result.outcome is Outcome.PASSED for result in merged.results)
-    print(
-        f"{_count(len(paths), 'report')}, {'complete' if whole else 'incomplete'}: {passed} passed, {len(short)} short"
-    )
+    if args.json:
+        print(json.dumps(_merge_json(len(paths), passed, short, lacking), indent=2))
+    else:
+        for result in short:
+            print(f"{result.outcome} {result.id}: {_first_line(result.reason)}")
+        complete = "complete" if whole else "incomplete"
+        print(f"{_count(len(paths), 'report')}, {complete}: {passed} passed, {len(short)} short")
     if args.record is not None:
         if not whole:
             print("dsv4-matrix merge: evidence not recorded: the reports are not of the whole matrix", file=sys.stderr)
             return SHORT
         _record(merged, args.record)
     return GOOD if whole and not short else SHORT
+
+
+def _merge_json(reports: int, passed: int, short: Sequence[Result], lacking: Gaps) -> dict[str, object]:
+    return {
+        "reports": reports,
+        "complete": not lacking.told(),
+        "passed": passed,
+        "short": [{"id": r.id, "outcome": r.outcome.value, "reason": _first_line(r.reason)} for r in short],
+        "missing": list(lacking.missing),
+        "lost": list(lacking.lost),
+        "undeclared": list(lacking.undeclared),
+    }
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
 
 
 def _record(report: Report, folder: Path) -> None:

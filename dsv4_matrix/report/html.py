@@ -15,8 +15,8 @@ from pathlib import Path
 from string import Template
 
 from dsv4_matrix.declaration.model import Cell, Matrix, State
+from dsv4_matrix.report.gaps import Gaps
 from dsv4_matrix.report.ledger import fell_short
-from dsv4_matrix.report.merge import Gaps
 from dsv4_matrix.report.result import Outcome, Report, Result
 from dsv4_matrix.report.table import worst_margin
 
@@ -70,7 +70,7 @@ def _verdict(told: Told) -> str:
     mark, style = ("✓", "good") if good else ("✗", "bad")
     text = f"{passed} of {total} cases passed on {_device(told)}"
     lines = [f'<p class="verdict {style}"><span aria-hidden="true">{mark}</span> {escape(text)}</p>']
-    lines += [f'<p class="verdict bad">{escape(sentence)}</p>' for sentence in told.gaps.sentences()]
+    lines += [f'<p class="verdict bad">{escape(str(gap))}</p>' for gap in told.gaps.told()]
     return "\n".join(lines)
 
 

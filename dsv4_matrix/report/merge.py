@@ -7,10 +7,9 @@ otherwise be a choice, and a repeated run could turn red into green.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import astuple, fields
 
-from dsv4_matrix.declaration.model import Case, Matrix
 from dsv4_matrix.report.result import Header, Outcome, Report, Result
 
 #: ``device_model`` of a run through Triton's interpreter; any other is a GPU.
@@ -19,30 +18,6 @@ INTERPRETER = "CPU interpreter"
 
 class MergeError(ValueError):
     """Reports that are not parts of one run; the message names files, and cases or header keys."""
-
-
-@dataclass(frozen=True)
-class Gaps:
-    """What keeps a report from being of the whole declaration; each a tuple of case ids, sorted.
-
-    Attributes:
-        missing: declared for the report's device, and run by nobody.
-        lost: begun, but its worker died or the run was stopped.
-        undeclared: in the report, but not in the declaration.
-    """
-
-    missing: tuple[str, ...]
-    lost: tuple[str, ...]
-    undeclared: tuple[str, ...]
-
-    def sentences(self) -> tuple[str, ...]:
-        """One sentence for each kind of gap; empty if there is none."""
-        told = (
-            (self.missing, "missing, declared for this device but in no report"),
-            (self.lost, "lost, no result came back"),
-            (self.undeclared, "not declared in this matrix.yaml"),
-        )
-        return tuple(f"{len(ids)} {what}: {', '.join(ids)}" for ids, what in told if ids)
 
 
 def merge(reports: Sequence[tuple[str, Report]]) -> Report:
@@ -65,33 +40,9 @@ def merge(reports: Sequence[tuple[str, Report]]) -> Report:
     return Report(reports[0][1].header, tuple(merged))
 
 
-def gaps(report: Report, matrix: Matrix) -> Gaps:
-    """What ``report`` lacks to be of all cases that ``matrix`` declares for its device.
-
-    Raises:
-        MergeError: the report was made with another matrix.yaml, so nothing can be said.
-    """
-    if report.header.matrix_sha256 != matrix.sha256:
-        raise MergeError(
-            f"the report was made with a matrix.yaml of sha256 {report.header.matrix_sha256[:12]}, {matrix.path} has "
-            f"{matrix.sha256[:12]}; name the right one with --matrix, or run again"
-        )
-    results = {result.id: result for result in report.results}
-    here = matrix.cases(device_kind(report.header))
-    return Gaps(
-        missing=_ids(case for case in here if case.id not in results or results[case.id].outcome is Outcome.NOT_RUN),
-        lost=_ids(result for result in report.results if result.outcome is Outcome.LOST),
-        undeclared=tuple(sorted(results.keys() - {case.id for case in matrix.cases()})),
-    )
-
-
 def device_kind(header: Header) -> str:
     """``cpu`` or ``gpu``, as ``devices`` in matrix.yaml names it."""
     return "cpu" if header.device_model == INTERPRETER else "gpu"
-
-
-def _ids(found: Iterable[Case | Result]) -> tuple[str, ...]:
-    return tuple(sorted(one.id for one in found))
 
 
 def _ran(found: Sequence[tuple[str, Result]]) -> list[tuple[str, Result]]:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dsv4_matrix.declaration.model import Matrix
+from dsv4_matrix.report.gaps import Gap, Gaps
 from dsv4_matrix.report.ledger import fell_short
-from dsv4_matrix.report.merge import Gaps
 from dsv4_matrix.report.result import Outcome, Report, Result
 from dsv4_matrix.report.table import matrix_table, refusals_text
 
@@ -25,7 +25,7 @@ def summary_markdown(
     Args:
         matrix: the declaration that the report was made with.
         report: a run's or a merged report.
-        gaps: what it lacks, from ``merge.gaps``.
+        gaps: what it lacks.
         messages: one screen for cases that did not pass, by id; the report's reason stands in for a missing one.
         title: of the first heading.
     """
@@ -39,13 +39,17 @@ def summary_markdown(
         f"Backend `{_code(header.backend)}`, torch {_cell(header.torch)}, triton {_cell(header.triton or 'none')}, "
         f"matrix.yaml `{header.matrix_sha256[:12]}`, sources `{header.fingerprint[:12]}`."
         + (f" Kernels: {_cell(header.kernels)}." if header.kernels else ""),
-        *(f"**{_cell(sentence)}**" for sentence in gaps.sentences()),
+        *(_gap(gap) for gap in gaps.told()),
         matrix_table(matrix, report.results, "github"),
         _cell(refusals_text(report.results)) + ".",
     ]
     if short:
         parts += ["### Fell short", _table(short), *(_screen(result, messages) for result in short[:_FULL_MESSAGES])]
     return "\n\n".join(parts) + "\n"
+
+
+def _gap(gap: Gap) -> str:
+    return "\n".join([f"**{_cell(gap.head)}:**", "", *(f"- {_cell(name)}" for name in gap.names)])
 
 
 def _table(short: Sequence[Result]) -> str:

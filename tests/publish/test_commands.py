@@ -93,11 +93,37 @@ def test_merge_without_a_shard_fails_names_the_cases_and_records_nothing(
 ) -> None:
     assert run(matrix, "merge", *shards[:2], "--out", "all.jsonl", "--record", "evidence") == 1
     err = capsys.readouterr().err
-    third = [r.id for r in canonical.read(shards[2]).results if r.outcome is Outcome.PASSED]
-    assert all(case_id in err for case_id in third)
+    third = {r.cell or "refusals" for r in canonical.read(shards[2]).results if r.outcome is Outcome.PASSED}
+    assert len(err.splitlines()) == len(third) + 2, "a head, whole cells one a line, and what became of --record"
+    assert all(f"\n  {cell} (" in err or f"\n  {cell.replace('/', '-')}-refused\n" in err for cell in third)
     assert "evidence not recorded" in err
     assert not (folder / "evidence").exists()
     assert (folder / "all.jsonl").exists(), "what there is can still be shown"
+
+
+def test_merge_names_every_case_for_programs(
+    make: Maker, matrix: Matrix, folder: Path, shards: list[Path], case_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    third = [r.id for r in canonical.read(shards[2]).results if r.outcome is Outcome.PASSED]
+    told = {"outcome": Outcome.FAILED, "reason": "worst row\nmore"}
+    reports = [make("gpu", f"{k}/3") for k in (1, 2)]
+    whole = [r for report in reports for r in report.results if r.outcome is Outcome.PASSED]
+    write(make("gpu", "1/3", change={whole[0].id: told}), shards[0])
+    assert run(matrix, "merge", *shards[:2], "--json") == 1
+    assert json.loads(capsys.readouterr().out) == {
+        "reports": 2,
+        "complete": False,
+        "passed": len(whole) - 1,
+        "short": [{"id": whole[0].id, "outcome": "failed", "reason": "worst row"}],
+        "missing": sorted(third),
+        "lost": [],
+        "undeclared": [],
+    }
+    write(make("gpu", "1/3"), shards[0])
+    assert run(matrix, "merge", *shards, "--json") == 0
+    complete = json.loads(capsys.readouterr().out)
+    assert complete["complete"]
+    assert not complete["missing"]
 
 
 @pytest.mark.parametrize("outcome", [o for o in Outcome if o not in (Outcome.PASSED, Outcome.NOT_RUN)])

@@ -10,8 +10,9 @@ from html.parser import HTMLParser
 import pytest
 
 from dsv4_matrix.declaration.model import Matrix
+from dsv4_matrix.report.gaps import gaps
 from dsv4_matrix.report.html import Told, page
-from dsv4_matrix.report.merge import gaps, merge
+from dsv4_matrix.report.merge import merge
 from dsv4_matrix.report.result import Outcome, Report
 
 Maker = Callable[..., Report]

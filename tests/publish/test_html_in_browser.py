@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dsv4_matrix.declaration.model import Matrix
+from dsv4_matrix.report.gaps import gaps
 from dsv4_matrix.report.html import Told, page
-from dsv4_matrix.report.merge import gaps
 from dsv4_matrix.report.result import Outcome, Report
 
 Maker = Callable[..., Report]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dsv4_matrix.declaration.model import Matrix
 from dsv4_matrix.report.canonical import dumps
-from dsv4_matrix.report.merge import INTERPRETER, MergeError, gaps, merge
+from dsv4_matrix.report.gaps import gaps
+from dsv4_matrix.report.merge import INTERPRETER, MergeError, merge
 from dsv4_matrix.report.result import Outcome, Report
 
 Maker = Callable[..., Report]
@@ -59,12 +60,45 @@ def test_a_missing_shard_is_named_case_by_case(make: Maker, matrix: Matrix) -> N
     found = gaps(merge(named(make("gpu", "1/3"), make("gpu", "3/3"))), matrix)
     second = {r.id for r in make("gpu", "2/3").results if r.outcome is Outcome.PASSED}
     assert set(found.missing) == second
-    assert sorted(second)[0] in found.sentences()[0]
+
+
+def test_a_missing_shard_is_told_by_its_cells(make: Maker, matrix: Matrix) -> None:
+    """Whole cells by name with their number of cases, so that every case is told once."""
+    found = gaps(merge(named(make("gpu", "1/3"), make("gpu", "3/3"))), matrix)
+    (gap,) = found.told()
+    assert gap.head == f"{len(found.missing)} missing, declared for this device but in no report"
+    missing = set(found.missing)
+    for name in gap.names:
+        cell, _, count = name.partition(" (")
+        cases = [case.id for case in matrix.cases("gpu") if cell in (case.cell_id, case.id)]
+        assert count in ("", f"{len(cases)} cases)")
+        assert cases
+        assert missing.issuperset(cases)
+        missing.difference_update(cases)
+    assert not missing
+    assert len(gap.names) < len(found.missing) / 3
+
+
+def test_a_cell_that_ran_in_part_is_told_by_its_cases(make: Maker, matrix: Matrix, case_id: str) -> None:
+    cell = next(case.cell_id for case in matrix.cases() if case.id == case_id)
+    others = [case.id for case in matrix.cases("gpu") if case.cell_id == cell and case.id != case_id]
+    not_run = {"outcome": Outcome.NOT_RUN, "reason": "not selected"}
+    (gap,) = gaps(make("gpu", change=dict.fromkeys(others, not_run)), matrix).told()
+    assert list(gap.names) == sorted(others)
+    (gap,) = gaps(make("gpu", change=dict.fromkeys([*others, case_id], not_run)), matrix).told()
+    assert gap.names == (f"{cell} ({len(others) + 1} cases)",)
+
+
+def test_refusals_that_nobody_ran_are_told_together(make: Maker, matrix: Matrix) -> None:
+    ids = [case.id for case in matrix.cases() if case.kind == "refusal"]
+    not_run = {"outcome": Outcome.NOT_RUN, "reason": "not selected"}
+    (gap,) = gaps(make("gpu", change=dict.fromkeys(ids, not_run)), matrix).told()
+    assert gap.names == (f"refusals ({len(ids)} cases)",)
 
 
 def test_cases_of_another_device_are_not_missing(make: Maker, matrix: Matrix) -> None:
     found = gaps(make("cpu"), matrix)
-    assert found.sentences() == ()
+    assert found.told() == ()
 
 
 def test_gpu_cases_are_missing_from_a_gpu_report(make: Maker, matrix: Matrix) -> None:
@@ -77,7 +111,8 @@ def test_gpu_cases_are_missing_from_a_gpu_report(make: Maker, matrix: Matrix) ->
 def test_a_lost_case_is_named(make: Maker, matrix: Matrix, case_id: str) -> None:
     report = merge(named(make("gpu", change={case_id: {"outcome": Outcome.LOST, "reason": "its worker died"}})))
     assert gaps(report, matrix).lost == (case_id,)
-    assert "1 lost" in gaps(report, matrix).sentences()[0]
+    (gap,) = gaps(report, matrix).told()
+    assert str(gap) == f"1 lost, no result came back: {case_id}"
 
 
 def test_a_case_that_is_not_declared_is_named(make: Maker, matrix: Matrix) -> None:

@@ -8,7 +8,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from dsv4_matrix.declaration.model import Matrix
-from dsv4_matrix.report.merge import gaps, merge
+from dsv4_matrix.report.gaps import gaps
+from dsv4_matrix.report.merge import merge
 from dsv4_matrix.report.result import Outcome, Report
 from dsv4_matrix.report.summary import summary_markdown
 
@@ -41,9 +42,13 @@ def test_a_failing_case_has_its_row_and_its_screen(make: Maker, matrix: Matrix, 
 
 
 def test_a_missing_shard_turns_it_red_and_says_what_is_missing(make: Maker, matrix: Matrix) -> None:
-    text = made(matrix, merge([("a", make("gpu", "1/2"))]))
+    report = merge([("a", make("gpu", "1/2"))])
+    text = made(matrix, report)
     assert text.startswith("## ❌")
-    assert "missing, declared for this device but in no report: " in text
+    assert "missing, declared for this device but in no report:**\n\n- " in text
+    names = gaps(report, matrix).told()[0].names
+    assert rendered(text).count("<li>") == len(names)
+    assert all(f"<li>{name}</li>" in rendered(text) for name in names)
 
 
 @pytest.mark.parametrize(
