@@ -141,6 +141,30 @@ def test_probe_types_are_those_of_the_contract(own_matrix: Matrix) -> None:
     assert raised == expected
 
 
+@pytest.mark.parametrize(
+    ("refusal", "good", "bad"),
+    [
+        (
+            "beyond-context",
+            (
+                "a request of 257 tokens; the table has 256",
+                "seq_lens exceed max_context_len",
+                "sequence beyond the context length",
+                "req_to_token is too narrow",
+            ),
+            ("batch of 3 beyond the captured 2", "index 2570 is out of bounds", ""),
+        ),
+    ],
+)
+def test_messages_that_a_refusal_takes(
+    own_matrix: Matrix, refusal: str, good: tuple[str, ...], bad: tuple[str, ...]
+) -> None:
+    """Any message that names what is refused, in whatever words, and none of another refusal."""
+    probe = next(entry.probe for entry in own_matrix.refusals if entry.name == refusal)
+    assert all(re.search(probe.match, message) for message in good)
+    assert not any(re.search(probe.match, message) for message in bad)
+
+
 def test_every_site_is_probed(own_matrix: Matrix) -> None:
     """But the one for cells without a site of their own, of which there are none."""
     used = {case.probe.site for case in own_matrix.cases() if case.probe}
