@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dsv4_matrix.admission import ConcurrencyError, KernelPath
 from dsv4_matrix.declaration.model import Case, Variant
 from dsv4_matrix.execution import Execution, Setup, fault
 from dsv4_matrix.report.bits import CaseBits
@@ -31,8 +32,13 @@ class Composed:
     bits: CaseBits | None
 
 
-def execute_composed(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None = None) -> Composed:
+def execute_composed(
+    case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None = None, paths: Sequence[KernelPath] = ()
+) -> Composed:
     """Run the needle of ``case`` in the batches of ``plan``. Whatever the backend raises is an outcome.
+
+    ``paths`` are the kernel paths that serve it: a batch of several requests for one that takes one at a time is an
+    error of the run, whoever put it together.
 
     The case passes if its mode was driven without a violation, every batch of one path gave the needle the same bits,
     these are within the budgets of the declaration, and another split of the keys would have changed them.
@@ -40,8 +46,8 @@ def execute_composed(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | N
     from dsv4_matrix.modes.errors import BackendError
 
     try:
-        return _execute(case, setup, plan, keep)
-    except BackendError as error:
+        return _execute(case, setup, plan, keep, paths)
+    except (BackendError, ConcurrencyError) as error:
         return _short(fault(case, setup, Outcome.ERROR, str(error)))
 
 
@@ -55,7 +61,7 @@ def kinds_of(plan: RunPlan, variant: Variant) -> tuple[str, ...]:
     return tuple(plan.composition.split(","))
 
 
-def _execute(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None) -> Composed:
+def _execute(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None, paths: Sequence[KernelPath]) -> Composed:
     from dsv4_matrix.cases.compose import compose
     from dsv4_matrix.judge import judge
     from dsv4_matrix.judge.case_bits import case_bits
@@ -68,6 +74,9 @@ def _execute(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None) -> 
     kinds = kinds_of(plan, case.variant)
     batches = [kind for kind in kinds if kind != PADDED]
     composition = compose(case, setup.matrix, device, batches, plan.fillers)
+    for path in paths:
+        for placement in composition.scenario.placements:
+            path.check_requests(placement.batch.batch_size)
     trace, answers = drive_composition(case, composition, setup.backend.factory, device, padded=PADDED in kinds)
     told = [*trace.violations, *_disagreements(answers, composition)]
     if told:

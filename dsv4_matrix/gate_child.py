@@ -23,6 +23,7 @@ from dsv4_matrix.gate import RunPlan, sampled
 from dsv4_matrix.report.bits import Level
 
 if TYPE_CHECKING:
+    from dsv4_matrix.admission import KernelPath
     from dsv4_matrix.composition import Composed
     from dsv4_matrix.declaration.model import Case, Matrix
 
@@ -81,10 +82,10 @@ def _run(context: Context, plan: RunPlan, every: int, level: Level) -> int:
     cases = sorted(found, key=lambda case: case.id, reverse=plan.reverse)
     if not cases:
         raise BadInputError("no selected case has a row to compare")
-    check_admitted(context, cases, level)
+    paths = admitted(context, cases, level)
     ledger.planned = {case.id for case in cases}
     bits, attested, told = {}, {}, 0
-    for composed, worker, attestation in _executed(context, plan, cases):
+    for composed, worker, attestation in _executed(context, plan, cases, paths):
         ledger.record(composed.result)
         attested[worker] = attestation
         if composed.bits is not None:
@@ -99,8 +100,8 @@ def _run(context: Context, plan: RunPlan, every: int, level: Level) -> int:
     return GOOD
 
 
-def check_admitted(context: Context, cases: Sequence[Case], level: Level) -> None:
-    """NotAdmittedError, a ValueError, unless the backend declares ``level`` for the paths of ``cases`` on this device.
+def admitted(context: Context, cases: Sequence[Case], level: Level) -> tuple[KernelPath, ...]:
+    """The kernel paths of ``cases``, which the backend declares ``level`` for on this device, else NotAdmittedError.
 
     A path that serves one request at a time is admitted below L2, where each needle is alone in its batch.
     """
@@ -114,6 +115,7 @@ def check_admitted(context: Context, cases: Sequence[Case], level: Level) -> Non
     for path in paths:
         if reason := path.unsupported(level):
             raise NotAdmittedError(f"{reason}; --level L1 compares its requests one at a time")
+    return paths
 
 
 def _architecture(context: Context) -> str:
@@ -128,7 +130,9 @@ def _architecture(context: Context) -> str:
     return f"sm{major}{minor}"
 
 
-def _executed(context: Context, plan: RunPlan, cases: Sequence[Case]) -> Iterator[tuple[Composed, int, str]]:
+def _executed(
+    context: Context, plan: RunPlan, cases: Sequence[Case], paths: tuple[KernelPath, ...]
+) -> Iterator[tuple[Composed, int, str]]:
     """Each case with its worker and the worker's attestation. All workers take cases in the order of ``cases``.
 
     This process is one of them: it has torch and a device already, and works while the others start.
@@ -136,26 +140,26 @@ def _executed(context: Context, plan: RunPlan, cases: Sequence[Case]) -> Iterato
     workers = min(plan.workers, len(cases))
     if workers == 1:
         for case in cases:
-            yield _one(context, plan, case)
+            yield _one(context, plan, case, paths)
         return
-    with ProcessPoolExecutor(workers - 1, get_context("spawn"), _start, (context.options, plan)) as pool:
+    with ProcessPoolExecutor(workers - 1, get_context("spawn"), _start, (context.options, plan, paths)) as pool:
         futures = [(case, pool.submit(_one_here, case.id)) for case in cases]
         for case, future in futures:
             if future.cancel():  # nobody else has begun it
-                yield _one(context, plan, case)
+                yield _one(context, plan, case, paths)
         for _, future in futures:
             if not future.cancelled():
                 yield future.result()
 
 
-#: Of a worker process: its context and plan.
-_worker: tuple[Context, RunPlan] | None = None
+#: Of a worker process: its context, plan and kernel paths.
+_worker: tuple[Context, RunPlan, tuple[KernelPath, ...]] | None = None
 
 
-def _start(options: Options, plan: RunPlan) -> None:
+def _start(options: Options, plan: RunPlan, paths: tuple[KernelPath, ...]) -> None:
     global _worker
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = Context(options), plan
+    _worker = Context(options), plan, paths
     _ = _worker[0].setup
 
 
@@ -169,11 +173,11 @@ def _end_with_parent() -> None:
 
 def _one_here(case_id: str) -> tuple[Composed, int, str]:
     assert _worker is not None
-    context, plan = _worker
-    return _one(context, plan, next(case for case in context.matrix.cases() if case.id == case_id))
+    context, plan, paths = _worker
+    return _one(context, plan, next(case for case in context.matrix.cases() if case.id == case_id), paths)
 
 
-def _one(context: Context, plan: RunPlan, case: Case) -> tuple[Composed, int, str]:
+def _one(context: Context, plan: RunPlan, case: Case, paths: tuple[KernelPath, ...]) -> tuple[Composed, int, str]:
     from dsv4_matrix.composition import execute_composed
     from dsv4_matrix.environment import SUITE, attest
     from dsv4_matrix.gate import row_store
@@ -183,7 +187,7 @@ def _one(context: Context, plan: RunPlan, case: Case) -> tuple[Composed, int, st
     warnings.filterwarnings("ignore", "All-NaN slice encountered", RuntimeWarning)
     faulthandler.dump_traceback_later(context.timeout, exit=True)  # a hung kernel never returns to Python
     try:
-        composed = execute_composed(case, context.setup, plan, row_store(context.options.report))
+        composed = execute_composed(case, context.setup, plan, row_store(context.options.report), paths)
     finally:
         faulthandler.cancel_dump_traceback_later()
     return composed, os.getpid(), attest([SUITE]).to_json()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from dsv4_reference.chain_verify import argmax, verify_classic, verify_greedy, verify_target_only
 from dsv4_reference.coins import coin, hash_columns, verify_coins
+from dsv4_reference.seeded_sample import seeded_sample
 
 ONE = np.float32(1)
 BELOW_ONE = np.float32(1 - 2**-24)
@@ -206,3 +207,17 @@ def test_coins_are_uniform_over_seeds_lengths_and_columns():
     ):
         buckets = (coin(hashes) * 64).astype(np.int64)
         assert chi_square(buckets, everywhere) < 103.4  # 0.1 %, 63 degrees of freedom
+
+
+def test_only_greedy_speculation_equals_plain_decoding(vectors, worked):
+    """At a temperature both are draws of one distribution from coins of their own: equal tokens are not promised."""
+    target, _ = worked
+    seeds, drafts = np.arange(200), np.array([[7, 2, 3, 3]])
+    with np.errstate(divide="ignore"):
+        plain = seeded_sample(np.repeat(np.log(target[:, 0]), len(seeds), axis=0), seeds, np.full(len(seeds), 7))
+    many = np.repeat(target, len(seeds), axis=0)
+    tokens = np.repeat(drafts, len(seeds), axis=0)
+    verdict = verify_target_only(tokens, many, *verify_coins(seeds, np.full(len(seeds), 7), 4))
+    assert (verdict.predict.reshape(len(seeds), -1)[:, 0] != plain).any()
+    first = verify_greedy(drafts, target).predict[0]
+    assert first == argmax(target[0])[0]

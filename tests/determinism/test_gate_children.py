@@ -80,12 +80,12 @@ class Pool:
 @pytest.mark.parametrize("begun", [(), ("a",), ("a", "c"), ("a", "b", "c")])
 def test_each_case_is_run_once_by_the_first_that_is_free(monkeypatch, begun):
     monkeypatch.setattr(gate_child, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(gate_child, "_one", lambda context, plan, case: ("here", case.id))
+    monkeypatch.setattr(gate_child, "_one", lambda context, plan, case, paths: ("here", case.id))
     monkeypatch.setattr(Pool, "begun", begun)
     monkeypatch.setattr(Pool, "made", ())
     cases = [SimpleNamespace(id=name) for name in "abc"]
     context = SimpleNamespace(options=None)
-    assert sorted(gate_child._executed(context, PLAN_B, cases)) == sorted(
+    assert sorted(gate_child._executed(context, PLAN_B, cases, ())) == sorted(
         ("pool" if name in begun else "here", name) for name in "abc"
     )
     assert Pool.made == (2,)  # of three workers for three cases one is this process
@@ -93,6 +93,6 @@ def test_each_case_is_run_once_by_the_first_that_is_free(monkeypatch, begun):
 
 def test_one_worker_needs_no_pool(monkeypatch):
     monkeypatch.setattr(gate_child, "ProcessPoolExecutor", None)
-    monkeypatch.setattr(gate_child, "_one", lambda context, plan, case: case.id)
+    monkeypatch.setattr(gate_child, "_one", lambda context, plan, case, paths: case.id)
     cases = [SimpleNamespace(id=name) for name in "ba"]
-    assert list(gate_child._executed(SimpleNamespace(options=None), PLAN_A, cases)) == ["b", "a"]
+    assert list(gate_child._executed(SimpleNamespace(options=None), PLAN_A, cases, ())) == ["b", "a"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 from dsv4_triton import DSV4TritonBackend, determinism
 from dsv4_triton.target import TARGETS
@@ -25,3 +28,35 @@ def test_attention_is_declared_where_the_gate_has_run(path):
     assert admit(paths, [path], "interpreter")[0].unsupported(Level.GRAPH) == ""
     with pytest.raises(NotAdmittedError, match="not on sm80"):
         admit(paths, [path], "sm80")
+
+
+#: What would let timing, the order of arrival or the device's size into a sum: tuning, atomics, the number of SMs.
+VARIANT = ("autotune", "heuristics", "atomic_", "multi_processor_count", "num_sms")
+
+
+def variant_names(source):
+    """Names and attributes in ``source`` that make a result depend on more than its inputs."""
+    nodes = ast.walk(ast.parse(source))
+    names = [n.id if isinstance(n, ast.Name) else n.attr for n in nodes if isinstance(n, ast.Name | ast.Attribute)]
+    return sorted({name for name in names if name.lower().startswith(VARIANT)})
+
+
+def test_no_kernel_is_tuned_by_timing_or_adds_in_order_of_arrival():
+    """A persistent grid may know how many SMs there are: each row is still summed by one program, in one order."""
+    folder = Path(determinism.__file__).parent
+    found = {path.name: names for path in sorted(folder.glob("*.py")) if (names := variant_names(path.read_text()))}
+    assert {name: names for name, names in found.items() if not name.startswith("hopper")} == {}
+    persistent = {names for found_names in found.values() for names in found_names}
+    assert persistent <= {"multi_processor_count", "NUM_SMS", "num_sms"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "@triton.autotune(configs=[], key=['rows'])\ndef f(): pass",
+        "tl.atomic_add(out, x)",
+        "splits = torch.cuda.get_device_properties(0).multi_processor_count // rows",
+    ],
+)
+def test_what_would_do_so_is_seen(line):
+    assert variant_names(line)

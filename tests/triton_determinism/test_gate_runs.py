@@ -19,7 +19,7 @@ from dsv4_matrix.environment import Attestation
 from dsv4_matrix.execution import Setup
 from dsv4_matrix.gate import PLAN_A, PLAN_B, RowStore, Run, compare
 from dsv4_matrix.gate.rows import describe
-from dsv4_matrix.gate_child import check_admitted
+from dsv4_matrix.gate_child import admitted
 from dsv4_matrix.loading import load_backend, load_reference
 from dsv4_matrix.machine import find_machine
 from dsv4_matrix.report.bits import BitsReport, Level
@@ -134,9 +134,14 @@ def test_the_command_finds_what_differs_between_processes(tmp_path, wrong):
 def test_a_serial_path_is_admitted_where_needles_are_alone():
     options = Options(None, "wrong_bits:SerialOnly", None, DECODE, None, False, META, True)
     context = Context(options)
-    check_admitted(context, context.cases, Level.SAME_CASES)
+    paths = admitted(context, context.cases, Level.SAME_CASES)
+    assert execute_composed(CASES[DECODE], context.setup, PLAN_A, paths=paths).result.outcome is Outcome.PASSED
+    together = execute_composed(CASES[DECODE], context.setup, replace(PLAN_B, composition="middle"), paths=paths)
+    assert together.result.outcome is Outcome.ERROR
+    assert "path attention is serial_only and got 3 requests in one call" in together.message
+    assert together.bits is None
     with pytest.raises(NotAdmittedError, match=r"unsupported\(serial_only\): attention makes no promise about batches"):
-        check_admitted(context, context.cases, Level.BATCH)
+        admitted(context, context.cases, Level.BATCH)
 
 
 @pytest.mark.parametrize(
