@@ -74,8 +74,13 @@ def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, A
             {**joint, "HEADS": attention.COMBINE_HEADS},
             {"num_warps": 4},
         ),
-        "store": (store._pack_and_store, STORE_POINTERS, {**mapped, "MAPPED": False}, {"num_warps": 4}),
-        "store_mapped": (store._pack_and_store, STORE_POINTERS, {**mapped, "MAPPED": True}, {"num_warps": 4}),
+        "store": (store._pack_and_store, STORE_POINTERS, {**mapped, "MAPPED": False, "SPARSE": True}, {"num_warps": 4}),
+        "store_mapped": (
+            store._pack_and_store,
+            STORE_POINTERS,
+            {**mapped, "MAPPED": True, "SPARSE": False},
+            {"num_warps": 4},
+        ),
         "unpack": (store._unpack, STORE_POINTERS, rows, {"num_warps": 4}),
         **(_hopper_variants() if target.name == "sm90" else {}),
     }
@@ -104,7 +109,7 @@ def compile_kernel(name: str, target: Target, **launch: int) -> tuple[Compiled, 
     from triton.compiler import ASTSource
 
     kernel, types, constexprs, options = variants(target)[name]
-    special = {"magic": "i64", "extra_magic": "i64"}
+    special = {"magic": "i64", "extra_magic": "i64", "ratio_magic": "i64"}
     signature = {a: "constexpr" if a in constexprs else types.get(a, special.get(a, "i32")) for a in kernel.arg_names}
     attrs = {
         (i,): [["tt.divisibility", 16]]

@@ -216,7 +216,7 @@ class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls):
         if self._is_stale(batch):
             return
         slots = self.core_metadata("store_compressed").compressed_out_loc(compress_ratio, "store_compressed")
-        pack_and_store(entries, match_rows(slots, rows, -1), self.cache.compressed[compress_ratio])
+        pack_and_store(entries, match_rows(slots, rows, -1), self.cache.compressed[compress_ratio], sparse=True)
 
     def write_c4_selection(self, raw: Tensor) -> None:
         """The indexer's choice, int32 ``[T, index_topk]`` request-local entry ids, into the C4 page indices."""

@@ -83,19 +83,54 @@ def inverse_scale(byte):
 
 
 @device_function
-def encode_e4m3(x, HARDWARE: tl.constexpr):
-    """Finite fp32 -> e4m3 bytes (int32), round to nearest even, saturating at 448. ``HARDWARE``: sm_89 and later."""
+def encode_e4m3(x):
+    """Finite fp32 -> e4m3 bytes (int32), round to nearest even, saturating at 448, in integers."""
+    bits = x.to(tl.int32, bitcast=True)
+    low = bits & 0x7FFFFFFF
+    # keep 3 of 23 mantissa bits, move the exponent bias from 127 to 7; a carry runs into the exponent as it should
+    normal = ((low + 0x7FFFF + ((low >> 20) & 1)) >> 20) - (120 << 3)
+    # 2**14 has an fp32 ulp of 2**-9, the spacing of e4m3 subnormals: the addition rounds to nearest even
+    subnormal = (low.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    magnitude = tl.minimum(tl.where(low < 0x3C800000, subnormal, normal), 0x7E)
+    return magnitude | ((bits >> 24) & 0x80)
+
+
+@device_function
+def encode_scaled(bits, factor, HARDWARE: tl.constexpr):
+    """bf16 as 16-bit integers, times an fp32 factor of a shape that broadcasts -> e4m3 bytes (uint8).
+
+    A NaN factor makes 0x7F of everything; no other product is NaN or infinite. In assembly (``HARDWARE``: sm_89 and
+    later) four values stay in two registers until they are four bytes of one: Triton's own conversion takes values and
+    codes apart one by one, which is half of all instructions of a store. PTX makes every NaN product the canonical,
+    positive one.
+    """
     if HARDWARE:
-        code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
+        factors, _ = tl.broadcast(factor, bits.to(tl.float32))
+        code = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, b, c, d;
+            .reg .b16 low, high;
+            shl.b32 a, $1, 16;
+            and.b32 b, $1, 0xffff0000;
+            shl.b32 c, $2, 16;
+            and.b32 d, $2, 0xffff0000;
+            mul.rn.f32 a, a, $3;
+            mul.rn.f32 b, b, $4;
+            mul.rn.f32 c, c, $5;
+            mul.rn.f32 d, d, $6;
+            cvt.rn.satfinite.e4m3x2.f32 low, b, a;
+            cvt.rn.satfinite.e4m3x2.f32 high, d, c;
+            mov.b32 $0, {low, high};
+            }""",
+            "=r,r,r,r,r,r,r",
+            [bits, factors],
+            dtype=tl.uint8,
+            is_pure=True,
+            pack=4,
+        )
     else:
-        bits = x.to(tl.int32, bitcast=True)
-        low = bits & 0x7FFFFFFF
-        # keep 3 of 23 mantissa bits, move the exponent bias from 127 to 7; a carry runs into the exponent as it should
-        normal = ((low + 0x7FFFF + ((low >> 20) & 1)) >> 20) - (120 << 3)
-        # 2**14 has an fp32 ulp of 2**-9, the spacing of e4m3 subnormals: the addition rounds to nearest even
-        subnormal = (low.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-        magnitude = tl.minimum(tl.where(low < 0x3C800000, subnormal, normal), 0x7E)
-        code = magnitude | ((bits >> 24) & 0x80)
+        value = bf16_to_fp32(bits) * factor
+        code = tl.where(value != value, 0x7F, encode_e4m3(value)).to(tl.uint8)
     return code
 
 

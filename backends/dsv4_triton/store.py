@@ -4,6 +4,11 @@
 Tiling: both kernels move one row per 64-wide group of eight, the eighth being the rope: a ``[rows, 8, 64]`` tile reads
 1024 contiguous bytes a row and writes 576, a thread holding whole 16-byte pieces. Rows are independent, so nothing is
 shared between programs; eight rows give a program of four warps four 16-byte loads a thread in flight.
+
+A store of a few thousand rows is one wave of programs, so what counts is how many memory latencies follow each other.
+A row's values do not wait for its slot: they are asked for first, and a barrier keeps the assembler from moving them
+behind the location and the slot map, which do follow each other. Where most rows write nothing (compressed entries),
+their values are not read at all.
 Every page offset is formed in 64 bits: pools exceed 2 GiB.
 """
 
@@ -13,13 +18,13 @@ import torch
 import triton
 import triton.language as tl
 
+from dsv4_triton.arguments import divider
 from dsv4_triton.geometry import HEAD_DIM
 from dsv4_triton.numerics import (
-    bf16_to_fp32,
     decode_e4m3,
     decode_scale,
     device_function,
-    encode_e4m3,
+    encode_scaled,
     fp32_to_bf16,
     inverse_scale,
     scale_byte,
@@ -27,11 +32,14 @@ from dsv4_triton.numerics import (
 from dsv4_triton.pool import PackedPool
 from dsv4_triton.target import launching_on, target_of
 
+#: slots and locations at or beyond it exist in no pool, and pages are found by a multiplication that is exact below it
+REACH = tl.constexpr(2**31)
+
 
 @device_function
-def _slot_base(slot, page_entries, stride):
+def _slot_base(slot, page_entries, magic, shift, stride):
     """Byte offsets of a slot's data and of its scales, int64. Pages and rows of our pools are multiples of 576."""
-    page = slot // page_entries
+    page = (slot * magic) >> shift
     entry = slot - page * page_entries
     data = page * stride + entry * 576
     scales = page * stride + (page_entries * 576 + entry * 8)
@@ -39,54 +47,63 @@ def _slot_base(slot, page_entries, stride):
 
 
 @triton.jit(
-    do_not_specialize=["n", "mapping_size", "ratio", "page_entries", "capacity"],
+    do_not_specialize=["n", "mapping_size", "ratio_magic", "ratio_shift", "page_entries", "magic", "shift", "capacity"],
     do_not_specialize_on_alignment=["loc", "mapping"],
 )
 def _pack_and_store(
-    k, k_stride, loc, mapping, mapping_size, ratio, pool, page_entries, capacity, stride, n,
-    MAPPED: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr,
+    k, k_stride, loc, mapping, mapping_size, ratio_magic, ratio_shift,
+    pool, page_entries, magic, shift, capacity, stride, n,
+    MAPPED: tl.constexpr, SPARSE: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     live = row < n
+    group = tl.arange(0, 8)
+    lane = tl.arange(0, 64)
+    column = (group[:, None] * 64 + lane[None, :])[None, :, :]
+    source = k + row.to(tl.int64) * k_stride
+    if not SPARSE:
+        bits = tl.load(source[:, None, None] + column, mask=live[:, None, None], other=0)
+        rope = tl.load(source[:, None] + 448 + lane[None, :], mask=live[:, None], other=0)
+        tl.debug_barrier()
+
     at = tl.load(loc + row, mask=live, other=0).to(tl.int64)
-    live = live & (at > 0)
+    live = live & (at > 0) & (at < REACH)
     if MAPPED:
         live = live & (at < mapping_size)
         slot = tl.load(mapping + at, mask=live, other=0).to(tl.int64)
     else:
-        slot = at // ratio
+        slot = (tl.where(live, at, 0) * ratio_magic) >> ratio_shift
     live = live & (slot > 0) & (slot < capacity)
-    slot = tl.where(live, slot, 0)
-    data, scales = _slot_base(slot, page_entries, stride)
-
-    group = tl.arange(0, 8)
-    lane = tl.arange(0, 64)
-    column = (group[:, None] * 64 + lane[None, :])[None, :, :]
-    bits = tl.load(k + row.to(tl.int64)[:, None, None] * k_stride + column, mask=live[:, None, None], other=0)
+    # all addresses here: where they are formed is where the compiler loads the slots anew for each layout
+    data, scales = _slot_base(tl.where(live, slot, 0), page_entries, magic, shift, stride)
+    code_at = pool + data[:, None, None] + column
+    rope_at = (pool + data[:, None] + 448).to(tl.pointer_type(tl.int16)) + lane[None, :]
+    scale_at = pool + scales[:, None] + group[None, :]
+    nope = (group < 7)[None, :]
+    owns_code, owns_rope, owns_scale = live[:, None, None] & nope[:, :, None], live[:, None], live[:, None] & nope
+    if SPARSE:
+        bits = tl.load(source[:, None, None] + column, mask=live[:, None, None], other=0)
+        rope = tl.load(source[:, None] + 448 + lane[None, :], mask=live[:, None], other=0)
 
     # integers order like magnitudes once the sign is clear, and infinity and NaN are simply the largest ones
     amax = tl.max(bits.to(tl.int32) & 0x7FFF, axis=2)
     finite = amax < 0x7F80
     byte = scale_byte(tl.where(finite, amax, 0) << 16)
-    value = bf16_to_fp32(bits) * inverse_scale(byte)[:, :, None]
-    code = encode_e4m3(tl.where(finite[:, :, None], value, 0.0), HARDWARE)
-    code = tl.where(finite[:, :, None], code, 0x7F)
-    byte = tl.where(finite, byte, 255)
-
-    nope = live[:, None, None] & (group < 7)[None, :, None]
-    tl.store(pool + data[:, None, None] + column, code.to(tl.uint8), mask=nope)
-    tl.store(pool + scales[:, None] + group[None, :], byte.to(tl.uint8), mask=live[:, None] & (group < 7)[None, :])
-    rope = tl.load(k + row.to(tl.int64)[:, None] * k_stride + 448 + lane[None, :], mask=live[:, None], other=0)
-    tl.store((pool + data[:, None] + 448).to(tl.pointer_type(tl.int16)) + lane[None, :], rope, mask=live[:, None])
+    factor = tl.where(finite, inverse_scale(byte), float("nan"))
+    tl.store(code_at, encode_scaled(bits, factor[:, :, None], HARDWARE), mask=owns_code)
+    tl.store(rope_at, rope, mask=owns_rope)
+    tl.store(scale_at, tl.where(finite, byte, 255).to(tl.uint8), mask=owns_scale)
 
 
-@triton.jit(do_not_specialize=["n", "page_entries", "capacity"], do_not_specialize_on_alignment=["slots"])
-def _unpack(pool, page_entries, capacity, stride, slots, out, out_stride, n, ROWS: tl.constexpr):
+@triton.jit(
+    do_not_specialize=["n", "page_entries", "magic", "shift", "capacity"], do_not_specialize_on_alignment=["slots"]
+)
+def _unpack(pool, page_entries, magic, shift, capacity, stride, slots, out, out_stride, n, ROWS: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < n
     slot = tl.load(slots + row, mask=inside, other=0).to(tl.int64)
     live = inside & (slot >= 0) & (slot < capacity)
-    data, scales = _slot_base(tl.where(live, slot, 0), page_entries, stride)
+    data, scales = _slot_base(tl.where(live, slot, 0), page_entries, magic, shift, stride)
 
     group = tl.arange(0, 8)
     lane = tl.arange(0, 64)
@@ -100,6 +117,11 @@ def _unpack(pool, page_entries, capacity, stride, slots, out, out_stride, n, ROW
     rope_at = (pool + data[:, None] + 448).to(tl.pointer_type(tl.bfloat16)) + lane[None, :]
     rope = tl.load(rope_at, mask=live[:, None], other=0.0)
     tl.store(out + row.to(tl.int64)[:, None] * out_stride + 448 + lane[None, :], rope, mask=inside[:, None])
+
+
+def _slots(pool: PackedPool) -> int:
+    """Slots of a pool that kernels reach."""
+    return min(pool.capacity, 2**31 - 1)
 
 
 def _check_rows(who: str, name: str, rows: torch.Tensor, indices: torch.Tensor, device: torch.device) -> None:
@@ -124,19 +146,21 @@ def pack_and_store(
     *,
     mapping: torch.Tensor | None = None,
     ratio: int = 1,
+    sparse: bool = False,
 ) -> None:
     """Quantise rows and write each to its slot of the pool.
 
     A group of 64 is scaled by 2**ceil(log2(amax / 448)), amax floored at 1e-4, and rounded to nearest even; a group
     that holds a NaN or an infinity gets scale byte 255 and reads back as NaN. Rope is copied bit for bit. Rows whose
-    location or slot is <= 0 or beyond the pool write nothing, and no byte is written that no row owns. If two rows
-    name one slot, which of them it holds afterwards is not defined.
+    location or slot is <= 0, beyond the pool, or 2**31 and above write nothing, and no byte is written that no row
+    owns. If two rows name one slot, which of them it holds afterwards is not defined.
 
     Args:
         k: bf16 ``[N, 512]``, any row stride.
         slots: int32 or int64 ``[N]``: slots; or, with ``mapping`` or ``ratio``, full token locations.
         mapping: int32 or int64 ``[M]``, slot of a full location (the SWA map); locations >= M are skipped.
         ratio: divide full locations by this (compressed pools: 4 or 128). Not together with ``mapping``.
+        sparse: whether most rows are expected to write nothing. It decides the order of loads, never a result.
 
     Raises:
         AssertionError: for another dtype, rank, width or length, before anything is written.
@@ -159,10 +183,10 @@ def pack_and_store(
     with launching_on(k):
         _pack_and_store[(triton.cdiv(n, target.store_rows),)](
             k.view(torch.int16), k.stride(0), slots.contiguous(), slots if mapping is None else mapping.contiguous(),
-            0 if mapping is None else mapping.shape[0], ratio,
-            pool.buffer, pool.page_entries, pool.capacity, pool.buffer.stride(0), n,
-            MAPPED=mapping is not None, HARDWARE=target.hardware_fp8, ROWS=target.store_rows, num_warps=4,
-            enable_fp_fusion=True,
+            0 if mapping is None else mapping.shape[0], *divider(ratio),
+            pool.buffer, pool.page_entries, *divider(pool.page_entries), _slots(pool), pool.buffer.stride(0), n,
+            MAPPED=mapping is not None, SPARSE=sparse, HARDWARE=target.hardware_fp8, ROWS=target.store_rows,
+            num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
 
 
@@ -184,7 +208,7 @@ def unpack(pool: PackedPool, slots: torch.Tensor, out: torch.Tensor) -> None:
     target = target_of(out.device)
     with launching_on(out):
         _unpack[(triton.cdiv(n, target.store_rows),)](
-            pool.buffer, pool.page_entries, pool.capacity, pool.buffer.stride(0),
+            pool.buffer, pool.page_entries, *divider(pool.page_entries), _slots(pool), pool.buffer.stride(0),
             slots.contiguous(), out, out.stride(0), n,
             ROWS=target.store_rows, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip

@@ -46,6 +46,44 @@ def test_bytes_equal_the_reference_packing(page, dtype, device, generator, pack)
     assert np.array_equal(pool.buffer.cpu().numpy(), want)
 
 
+@pytest.mark.parametrize("exponent", [0, -9, 30])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_every_bf16_value_under_one_scale(exponent, sparse, device, pack):
+    """All 65,536 patterns, 63 a group beside the 448 that sets its scale: ties, carries, subnormals, both zeros.
+
+    Larger values set a scale of their own, and with infinities and NaN of either sign a group is 0x7F throughout.
+    """
+    patterns = torch.arange(65536, dtype=torch.int32).to(torch.int16)
+    patterns = torch.cat([patterns, patterns.new_zeros(-len(patterns) % (63 * 7))]).view(-1, 7, 63)
+    largest = torch.tensor([448.0 * 2.0**exponent]).bfloat16().view(torch.int16).expand(len(patterns), 7, 1)
+    rope = patterns.flatten(1)[:, :64]
+    rows = torch.cat([torch.cat([patterns, largest], 2).flatten(1), rope], 1).view(torch.bfloat16)
+    slots = torch.arange(1, len(rows) + 1)
+    pool = poisoned(2, 128, device)
+    pack_and_store(rows.to(device), slots.to(device), pool, sparse=sparse)
+    assert np.array_equal(pool.buffer.cpu().numpy(), pack(rows, slots, 2, 128))
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_locations_beyond_any_pool_write_nothing(sparse, device, generator, pack):
+    """Where a page is found by multiplication, 2**31 is where it would stop being exact."""
+    rows = torch.randn(5, 512, generator=generator).bfloat16()
+    locations = torch.tensor([2**31, 2**33 + 8, 2**62, 2**31 - 1, 8])
+    pool = poisoned(2, 64, device)
+    pack_and_store(rows.to(device), locations.to(device), pool, ratio=4, sparse=sparse)
+    assert np.array_equal(pool.buffer.cpu().numpy(), pack(rows[4:], torch.tensor([2]), 2, 64))
+
+
+@pytest.mark.parametrize("ratio", [1, 3, 4, 128])
+def test_any_ratio_divides_exactly(ratio, device, generator, pack):
+    slots = torch.randperm(127, generator=generator)[:40] + 1
+    rows = torch.randn(40, 512, generator=generator).bfloat16()
+    locations = slots * ratio + torch.randint(0, ratio, (40,), generator=generator)
+    pool = poisoned(2, 64, device)
+    pack_and_store(rows.to(device), locations.to(device), pool, ratio=ratio)
+    assert np.array_equal(pool.buffer.cpu().numpy(), pack(rows, slots, 2, 64))
+
+
 def test_a_wrong_byte_would_be_seen(device, generator, pack):
     rows = rows_with_edges(generator)
     slots = torch.arange(1, 49)
