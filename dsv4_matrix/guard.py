@@ -63,7 +63,11 @@ class Guard:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Before xdist tells the controller that this worker has collected."""
+        """Before xdist tells the controller that this worker has collected, and before the first case."""
+        if cases_of(session.items):
+            # Half a million objects of torch and its like are here to stay: looking through them takes a full
+            # collection a sixth of a second each time, of which a run has several.
+            gc.freeze()
         if self._worker is not None and self._notes:
             cases = {nodeid: case_id for case_id, nodeid in cases_of(session.items)}
             found = Found(cases, self._machine(), self._kernels()) if cases else Found(cases)

@@ -41,6 +41,8 @@ class CheckedFactory:
     def __init__(self, name: str, factory: BackendFactory) -> None:
         self._name = name
         self._factory = factory
+        # Types that have been found to be complete: a run makes hundreds of backends, and signatures are slow to read.
+        self._sound: set[tuple[type, type]] = set()
 
     @property
     def original(self) -> BackendFactory:
@@ -49,13 +51,18 @@ class CheckedFactory:
 
     def __call__(self, runner: RunnerConfig) -> AttentionBackend:
         backend = self._factory(runner)
-        _check(self._name, "the backend it makes", backend, AttentionBackend)
+        self._check_type("the backend it makes", backend, AttentionBackend)
         return backend
 
     def multi_step(self, runner: RunnerConfig, *, num_steps: int, compress_ratio: int = 0) -> MultiStepDraftBackend:
         backend = self._factory.multi_step(runner, num_steps=num_steps, compress_ratio=compress_ratio)
-        _check(self._name, "what its multi_step makes", backend, MultiStepDraftBackend)
+        self._check_type("what its multi_step makes", backend, MultiStepDraftBackend)
         return backend
+
+    def _check_type(self, what: str, made: object, protocol: type) -> None:
+        if (type(made), protocol) not in self._sound:
+            _check(self._name, what, made, protocol)
+            self._sound.add((type(made), protocol))
 
 
 def backend_name(selection: str | None = None) -> str:

@@ -151,9 +151,11 @@ def _weakest(findings: Sequence[_StepFindings]) -> dict[str, float]:
     """Smallest effect of each kind that applies somewhere (a row to which it does not apply holds +inf)."""
     weakest: dict[str, float] = {}
     for finding in findings:
-        for (kind, _), row_effects in zip(finding.names, finding.effects, strict=True):
-            if row_effects.numel() and bool((row_effects < torch.inf).any()):
-                weakest[str(kind)] = min(weakest.get(str(kind), torch.inf), float(row_effects.min()))
+        if not finding.effects.shape[1]:
+            continue
+        for (kind, _), least in zip(finding.names, finding.effects.amin(dim=1).tolist(), strict=True):
+            if least < torch.inf:
+                weakest[str(kind)] = min(weakest.get(str(kind), torch.inf), least)
     return dict(sorted(weakest.items()))
 
 

@@ -10,6 +10,7 @@ the log-sum-exp sees a missing key more easily: production reads only the output
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,10 +27,11 @@ def effects(oracle: Oracle, truth: Truth) -> Tensor:
     """fp64 ``[edits + 1, t]``: effect over tight budget of each edit and, last, of the sink, on each row.
 
     Per row the largest over heads, of the maximum or the mean over elements; +inf where the perturbation does not
-    change what the row sees.
+    change what the row sees. All edits at once: on a GPU the time goes into launches, not into numbers.
     """
-    found = [_edit_effect(oracle, truth, edit) for edit in oracle.sight.edits]
-    return torch.stack([*found, _sink_effect(oracle, truth)])
+    sink = _sink_effect(oracle, truth)[None]
+    edits = oracle.sight.edits
+    return torch.cat([_edit_effects(oracle, truth, edits), sink]) if edits else sink
 
 
 def perturbation_names(oracle: Oracle) -> list[tuple[Kind, str]]:
@@ -39,15 +41,15 @@ def perturbation_names(oracle: Oracle) -> list[tuple[Kind, str]]:
 
 def applies(oracle: Oracle, truth: Truth, edit: Edit) -> Tensor:
     """bool ``[t]``: rows that ``edit`` changes."""
-    return (edit.key[truth.rows] >= 0) & truth.lse.isfinite().all(dim=1)
+    return _Edits(oracle, truth, [edit]).applies[0]
 
 
 def edited(oracle: Oracle, truth: Truth, edit: Edit) -> Tensor:
     """fp64 ``[t, H, 512]``: the output with the edit made; rows that it does not change are unchanged."""
-    key = oracle.stored[edit.key[truth.rows].clamp(min=0)][:, None, :]
-    changed = truth.out + (edit.sign * _factor(oracle, truth, edit))[..., None] * (key - truth.out)
-    changed = torch.where(_empties(oracle, truth, edit)[:, None, None], 0.0, changed)
-    return torch.where(applies(oracle, truth, edit)[:, None, None], changed, truth.out)
+    made = _Edits(oracle, truth, [edit])
+    changed = truth.out + (edit.sign * made.factor[0])[..., None] * (made.key[0][:, None, :] - truth.out)
+    changed = torch.where(made.empties[0][:, None, None], 0.0, changed)
+    return torch.where(made.applies[0][:, None, None], changed, truth.out)
 
 
 def without_sink(oracle: Oracle, truth: Truth) -> Tensor:
@@ -55,29 +57,38 @@ def without_sink(oracle: Oracle, truth: Truth) -> Tensor:
     return truth.out * (1.0 + _sink_factor(oracle, truth))[..., None]
 
 
-def _factor(oracle: Oracle, truth: Truth, edit: Edit) -> Tensor:
-    """``[t, H]``: w / (1 - w) to drop, w / (1 + w) to add; bounded, so that a key of weight 1 gives no NaN."""
-    key = oracle.stored[edit.key[truth.rows].clamp(min=0)]
-    q = oracle.step.q[truth.rows].to(torch.float64)
-    score = torch.bmm(q, key[..., None])[..., 0] * oracle.step.softmax_scale
-    weight = torch.exp(score - torch.logaddexp(truth.lse, oracle.step.sink.to(torch.float64)))
-    if edit.sign > 0:
-        return weight / (1.0 + weight)
-    return weight / (1.0 - weight).clamp(min=1e-12)
+class _Edits:
+    """Some edits on the rows of a truth.
+
+    Attributes:
+        key: fp64 ``[edits, t, 512]``, the key that comes in or goes; any key where there is none.
+        factor: fp64 ``[edits, t, H]``, w / (1 - w) to drop, w / (1 + w) to add; bounded, so that a key of weight 1
+            gives no NaN.
+        empties: bool ``[edits, t]``, rows whose only key is dropped. Their output becomes zero, whatever 1 - w rounds
+            to.
+        applies: bool ``[edits, t]``, rows that the edit changes.
+    """
+
+    def __init__(self, oracle: Oracle, truth: Truth, edits: Sequence[Edit]) -> None:
+        step, index = oracle.step, torch.stack([edit.key[truth.rows] for edit in edits])
+        drops = torch.tensor([edit.sign < 0 for edit in edits], device=index.device)[:, None]
+        self.key = oracle.stored[index.clamp(min=0)]
+        # One product over all edits: queries [t, H, 512] by keys [t, 512, edits].
+        scores = torch.bmm(step.q[truth.rows].to(torch.float64), self.key.permute(1, 2, 0)).mul_(step.softmax_scale)
+        weight = torch.exp(scores.permute(2, 0, 1) - torch.logaddexp(truth.lse, step.sink.to(torch.float64)))
+        left = torch.where(drops[..., None], (1.0 - weight).clamp(min=1e-12), 1.0 + weight)
+        self.factor = weight / left
+        self.empties = ((oracle.sight.index[truth.rows] >= 0).sum(dim=1) == 1) & drops
+        self.applies = (index >= 0) & truth.lse.isfinite().all(dim=1)
 
 
-def _edit_effect(oracle: Oracle, truth: Truth, edit: Edit) -> Tensor:
-    key = oracle.stored[edit.key[truth.rows].clamp(min=0)][:, None, :]
-    distance = (truth.out - key).abs_()
-    emptied = _empties(oracle, truth, edit)[:, None]
-    distance = torch.where(emptied[..., None], truth.out.abs(), distance)
-    factor = torch.where(emptied, 1.0, _factor(oracle, truth, edit))
-    return _worst(truth, factor, distance, applies(oracle, truth, edit))
-
-
-def _empties(oracle: Oracle, truth: Truth, edit: Edit) -> Tensor:
-    """bool ``[t]``: rows whose only key is dropped. Their output becomes zero, whatever 1 - w rounds to."""
-    return ((oracle.sight.index[truth.rows] >= 0).sum(dim=1) == 1) & (edit.sign < 0)
+def _edit_effects(oracle: Oracle, truth: Truth, edits: Sequence[Edit]) -> Tensor:
+    made = _Edits(oracle, truth, edits)
+    # Where the output becomes zero, it moves by itself: as towards a key of zeros with factor 1.
+    key = torch.where(made.empties[..., None], 0.0, made.key)
+    factor = torch.where(made.empties[..., None], 1.0, made.factor)
+    distance = (truth.out - key[:, :, None, :]).abs_()
+    return _worst(truth, factor, distance, made.applies)
 
 
 def _sink_effect(oracle: Oracle, truth: Truth) -> Tensor:
@@ -94,4 +105,4 @@ def _worst(truth: Truth, factor: Tensor, distance: Tensor, where: Tensor) -> Ten
     ratio = torch.maximum(
         factor * distance.amax(dim=-1) / truth.max_budget, factor * distance.mean(dim=-1) / truth.mean_budget
     )
-    return torch.where(where, ratio.nan_to_num(nan=0.0, posinf=torch.inf).amax(dim=1), torch.inf)
+    return torch.where(where, ratio.nan_to_num(nan=0.0, posinf=torch.inf).amax(dim=-1), torch.inf)

@@ -49,12 +49,14 @@ class Sight:
 
     Attributes:
         bank: bf16 ``[M, 512]``, every key that a row sees or that an edit adds, once.
-        index: int64 ``[T, N]`` into it, -1 where absent.
+        index: int64 ``[T, N]`` into it, -1 where absent: the window, then the compressed entries in the list's order.
+        window: columns of ``index`` that are of the window.
         edits: the one-key mistakes that change what at least one row sees.
     """
 
     bank: Tensor
     index: Tensor
+    window: int
     edits: tuple[Edit, ...]
 
 
@@ -62,9 +64,9 @@ def sight_of(step: Step, reference: Reference) -> Sight:
     """The keys of ``step``; waits for the device a few times, whatever the number of rows."""
     tokens, entries = reference.visible(step.ratio, step.positions, step.selection)
     index = torch.cat([_token_key(step, tokens), _entry_key(step, entries)], dim=1)
-    edits = _edits(step, reference, tokens, entries)
+    edits, keys = _edits(step, reference, tokens, entries)
 
-    wanted = torch.cat([index.flatten(), *(edit.key for edit in edits)])
+    wanted = torch.cat([index.flatten(), keys.flatten()])
     used = torch.unique(wanted[wanted >= 0])
     of_entries = used >= step.tokens.shape[0]
     bank = torch.cat([step.tokens[used[~of_entries]], step.entries[used[of_entries] - step.tokens.shape[0]]])
@@ -72,15 +74,13 @@ def sight_of(step: Step, reference: Reference) -> Sight:
     def compact(key: Tensor) -> Tensor:
         return torch.where(key >= 0, torch.searchsorted(used, key.contiguous()), -1)
 
-    present = torch.stack([(edit.key >= 0).any() for edit in edits]).tolist() if edits else []
+    present = (keys >= 0).any(dim=0).tolist()
+    found = zip(edits, compact(keys).unbind(dim=1), present, strict=True)
     return Sight(
         bank=bank,
         index=compact(index),
-        edits=tuple(
-            Edit(edit.kind, edit.name, edit.sign, compact(edit.key))
-            for edit, some in zip(edits, present, strict=True)
-            if some
-        ),
+        window=tokens.shape[1],
+        edits=tuple(Edit(kind, name, sign, key) for (kind, name, sign), key, some in found if some),
     )
 
 
@@ -103,26 +103,32 @@ def applicable_kinds(scenario: Scenario) -> frozenset[Kind]:
     return frozenset(kinds)
 
 
-def _edits(step: Step, reference: Reference, tokens: Tensor, entries: Tensor) -> list[Edit]:
-    """All candidates, with keys as global ids; some may apply to no row."""
+#: An edit without its key: kind, name and sign.
+_Candidate = tuple[Kind, str, int]
+
+
+def _edits(step: Step, reference: Reference, tokens: Tensor, entries: Tensor) -> tuple[list[_Candidate], Tensor]:
+    """All candidates, and their keys as global ids, int64 ``[T, candidates]``; some may apply to no row."""
     newest, oldest = _newest(tokens), _oldest(tokens)
     shorter = _oldest(reference.visible(0, step.positions, window=WINDOW - 1)[0])
     longer = _oldest(reference.visible(0, step.positions, window=WINDOW + 1)[0])
     falls_out, comes_in = shorter > oldest, longer < oldest
 
-    def token(kind: Kind, name: str, sign: int, where: Tensor, position: Tensor) -> Edit:
-        return Edit(kind, name, sign, _token_key(step, torch.where(where, position, -1)[:, None])[:, 0])
-
-    def entry(kind: Kind, name: str, sign: int, where: Tensor, number: Tensor) -> Edit:
-        return Edit(kind, name, sign, _entry_key(step, torch.where(where, number, -1)[:, None])[:, 0])
-
-    edits = [
-        token(Kind.DROP, "newest token dropped", -1, newest >= 0, newest),
-        token(Kind.DROP, "oldest token dropped", -1, (oldest < newest) & ~falls_out, oldest),
-        token(Kind.ADD, "next token seen", 1, newest >= 0, newest + 1),
-        token(Kind.SHORT, str(Kind.SHORT), -1, falls_out, oldest),
-        token(Kind.LONG, str(Kind.LONG), 1, comes_in, longer),
+    edits: list[_Candidate] = [
+        (Kind.DROP, "newest token dropped", -1),
+        (Kind.DROP, "oldest token dropped", -1),
+        (Kind.ADD, "next token seen", 1),
+        (Kind.SHORT, str(Kind.SHORT), -1),
+        (Kind.LONG, str(Kind.LONG), 1),
     ]
+    positions = [
+        newest,
+        torch.where((oldest < newest) & ~falls_out, oldest, -1),
+        torch.where(newest >= 0, newest + 1, -1),
+        torch.where(falls_out, oldest, -1),
+        torch.where(comes_in, longer, -1),
+    ]
+    keys = _token_key(step, torch.stack(positions, dim=1))
     if step.ratio:
         # The indexer may not have offered the entry that is about to be complete: a backend that counts one too many
         # reads whatever stands there, so the perturbation offers it.
@@ -133,11 +139,13 @@ def _edits(step: Step, reference: Reference, tokens: Tensor, entries: Tensor) ->
         early = _newest(reference.visible(step.ratio, step.positions, offered, early=1)[1])
         first, last = _oldest(entries), _newest(entries)
         edits += [
-            entry(Kind.DROP, "oldest entry dropped", -1, last >= 0, first),
-            entry(Kind.DROP, "newest entry dropped", -1, last > first, last),
-            entry(Kind.EARLY, str(Kind.EARLY), 1, early > last, early),
+            (Kind.DROP, "oldest entry dropped", -1),
+            (Kind.DROP, "newest entry dropped", -1),
+            (Kind.EARLY, str(Kind.EARLY), 1),
         ]
-    return edits
+        numbers = [first, torch.where(last > first, last, -1), torch.where(early > last, early, -1)]
+        keys = torch.cat([keys, _entry_key(step, torch.stack(numbers, dim=1))], dim=1)
+    return edits, keys
 
 
 def _newest(ids: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EPS_BF16 = 2.0**-7
 EPS_FP32 = 2.0**-23
-#: One fp64 tensor of outputs, of which about eight are alive at once: bounds a GPU's memory, and fits a CPU's cache.
+#: One fp64 tensor of outputs, of which up to twenty are alive at once: bounds a GPU's memory, and fits a CPU's cache.
 _CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}
 
 

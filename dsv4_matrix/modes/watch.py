@@ -60,16 +60,21 @@ class CacheWatch:
 
     def changed(self) -> tuple[int, int]:
         """Bytes that differ over all pools, and those of them in dummy pages; one wait for the device."""
-        everywhere, dummy = [torch.zeros((), dtype=torch.int64)], [torch.zeros((), dtype=torch.int64)]
+        everywhere: list[Tensor] = []
+        dummy: list[Tensor] = []
         for name, now in self._buffers.items():
             pages = max(1, _PIECE_BYTES // max(1, now[:1].numel()))
             pieces = zip(now.split(pages), self._before[name].split(pages), strict=True)
-            everywhere += [torch.count_nonzero(piece != before) for piece, before in pieces]
-            dummy.append(torch.count_nonzero(now[:1] != self._before[name][:1]))
+            for number, (piece, before) in enumerate(pieces):
+                different = piece != before
+                everywhere.append(torch.count_nonzero(different))
+                if not number:
+                    dummy.append(torch.count_nonzero(different[:1]))
+        if not everywhere:
+            return 0, 0
         device = everywhere[-1].device
-        counts = [torch.stack([count.to(device) for count in part]).sum() for part in (everywhere, dummy)]
-        total, in_dummy = torch.stack(counts).tolist()
-        return total, in_dummy
+        counts = torch.stack([count.to(device) for count in (*dummy, *everywhere)]).tolist()
+        return sum(counts[len(dummy) :]), sum(counts[: len(dummy)])
 
 
 def _differ(before: Tensor, after: Tensor) -> Tensor:

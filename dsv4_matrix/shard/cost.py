@@ -1,6 +1,6 @@
 """What a case weighs in a plan: its declared cost and, on a GPU, what every step takes whatever its size.
 
-Interpreted, a case takes as long as its attention, which the declared cost counts in row-blocks. On a GPU a row-block is
+Interpreted, a case takes as long as its attention, which the declared cost counts in row-blocks. On a GPU a block is
 nearly free, and the time goes to the host: it builds, drives and judges each step by the same calls for one row as for
 a hundred. Steps are counted from the declaration alone, never measured, so that a plan is the same everywhere.
 """

@@ -14,6 +14,8 @@ Everything below is exact: bf16 times powers of two, integers of at most 16, and
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -108,5 +110,6 @@ def _power_of_two(exponent: Tensor) -> Tensor:
     return (exponent + 127 << 23).view(torch.float32)
 
 
+@cache
 def _e4m3_table(device: torch.device) -> Tensor:
     return torch.tensor([decode_e4m3(code) for code in range(256)], dtype=torch.float64, device=device)

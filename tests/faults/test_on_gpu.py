@@ -27,7 +27,7 @@ VICTIM = "r0-eager-decode-multi-request"
 CELLS = f"r0-eager-decode-above-window,{VICTIM},r0-eager-decode-within-window,refusal-page-size"
 #: Seconds: of a process that starts with compiled kernels, the first case takes two or three, creating the context
 #: included. The undisturbed run has the usual deadline.
-DEADLINE = 20
+DEADLINE = 15
 
 CONFTEST = """
 import os
@@ -78,7 +78,6 @@ class Project:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
         self._environment = {name: value for name, value in kept.items() if name not in (PLACE, NOTES)} | {
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "TRITON_CACHE_DIR": str(folder / "kernels"),
             "VICTIM": VICTIM,
         }
 
