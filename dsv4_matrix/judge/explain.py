@@ -70,12 +70,58 @@ def _output_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str
     candidates.append(("heads in reverse order", truth.out.flip(1)))
     _, heads, width = truth.out.shape
     candidates.append(("[heads, 512] written as [512, heads]", truth.out.mT.reshape(1, heads, width)))
+    candidates += _short_lists(oracle, truth)
     names = [name for name, output in candidates if _fits(truth, answer.out, output)]
-    if bool(answer.out.isnan().all() & truth.out.isfinite().all()):
-        names.append("NaN, as from a slot that holds no live key")
+    if poison := _poison(truth, answer):
+        names.append(poison)
     if _truncates(truth, answer):
         names.append("rounded towards zero instead of to nearest")
     return names
+
+
+def _short_lists(oracle: Oracle, truth: Truth) -> list[tuple[str, Tensor]]:
+    """What one row would have answered over a list of compressed entries that ends too soon.
+
+    Edits of the sight drop the entries with the smallest and the largest number; the C4 list is in the indexer's order,
+    so its last one is neither.
+    """
+    index, window = oracle.sight.index[truth.rows], oracle.sight.window
+    entries = (index[0, window:] >= 0).nonzero()[:, 0].tolist()
+    tokens = int((index[0, :window] >= 0).sum())
+    lengths = {"last compressed entry of the list missing": len(entries) - 1}
+    if tokens < len(entries) - 1:
+        lengths["compressed entries cut to the length of the window's list"] = tokens
+    found = []
+    for name, length in lengths.items():
+        if entries and length >= 0:
+            cut = index.clone()
+            cut[0, window + entries[length] :] = -1
+            step = oracle.step
+            q = step.q[truth.rows]
+            out, _ = oracle.reference.attend(q, oracle.stored, cut, step.sink, step.softmax_scale)
+            found.append((name, out))
+    return found
+
+
+def _poison(truth: Truth, answer: Answer) -> str:
+    """Where one row is NaN and must not be, and whose poison that looks like; empty if it is not NaN.
+
+    Everything that nothing may read is NaN: unused slots, page tails, pad rows, and outputs before they are written.
+    """
+    nan, lse = answer.out[0].isnan() & truth.out[0].isfinite(), answer.lse[0].isnan() & truth.lse[0].isfinite()
+    heads, elements = nan.any(dim=1), nan.any(dim=0)
+    if not bool(nan.any()):
+        return "poison reached the lse: NaN, as of one that nothing wrote" if bool(lse.any()) else ""
+    if bool(nan.all()):
+        where = "NaN, as from a slot that holds no live key"
+    elif bool(nan[heads].all()):
+        where = f"NaN in {int(heads.sum())} whole heads, as of an output or a sink that nothing wrote"
+    elif bool(nan[:, elements].all()):
+        at = elements.nonzero()[:, 0].tolist()
+        where = f"NaN in elements {at[0]} to {at[-1]} of every head, as from a part of a key that nothing wrote"
+    else:
+        where = "NaN in part, as of an output that nothing wrote"
+    return f"poison reached the output: {where}"
 
 
 def _truncates(truth: Truth, answer: Answer) -> bool:

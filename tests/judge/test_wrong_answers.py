@@ -63,7 +63,74 @@ def test_nan_is_located_and_counted(kit, step):
 def test_a_poisoned_slot_that_was_read_is_named(kit, step):
     out, lse = kit.kernel(step)
     out[1], lse[1] = math.nan, math.nan
-    assert "NaN, as from a slot that holds no live key (row 1)" in failure(kit, step, (out, lse)).message
+    named = "poison reached the output: NaN, as from a slot that holds no live key (row 1)"
+    assert named in failure(kit, step, (out, lse)).message
+
+
+@pytest.mark.parametrize(
+    ("heads", "elements", "named"),
+    [
+        (slice(3, 5), slice(None), "NaN in 2 whole heads, as of an output or a sink that nothing wrote"),
+        (
+            slice(None),
+            slice(448, 512),
+            "NaN in elements 448 to 511 of every head, as from a part of a key that nothing wrote",
+        ),
+        (slice(3, 5), slice(7, 9), "NaN in part, as of an output that nothing wrote"),
+    ],
+)
+def test_poison_that_reached_a_part_of_the_output_is_named(kit, step, heads, elements, named):
+    out, lse = kit.kernel(step)
+    out[2, heads, elements] = math.nan
+    message = failure(kit, step, (out, lse)).message
+    assert f"poison reached the output: {named} (row 2)" in message
+
+
+def test_poison_in_the_log_sum_exp_alone_is_named(kit, step):
+    out, lse = kit.kernel(step)
+    lse[1, 3] = math.nan
+    assert "poison reached the lse: NaN, as of one that nothing wrote (row 1)" in failure(kit, step, (out, lse)).message
+
+
+def test_an_infinity_is_no_poison(kit, step):
+    out, lse = kit.kernel(step)
+    out[1, 3, 5] = math.inf
+    assert "poison" not in failure(kit, step, (out, lse)).message
+
+
+def cut(step, length):
+    """The step with each C4 list cut to ``length`` entries, as a kernel with a wrong length would see it."""
+    selection = step.selection.clone()
+    selection[:, length:] = -1
+    return selection
+
+
+def test_a_list_without_its_last_entry_is_named(kit):
+    """As when the list of entries is given the length of the window's: 128 of 129 entries at position 515."""
+    step = kit.step("list-short-by-one", 4, (515,), sink="per-head")
+    assert int((step.selection >= 0).sum()) == 129
+    assert int(step.selection[0, 128]) not in (0, 128), "the last one of the list is neither the oldest nor the newest"
+    answer = kit.kernel(kit.replace(step, selection=cut(step, 128)))
+    message = failure(kit, step, answer).message
+    assert "agrees   with: last compressed entry of the list missing (row 0)" in message
+
+
+def test_a_list_as_short_as_the_windows_is_named(kit):
+    step = kit.step("list-short", 4, (719,), sink="per-head")
+    answer = kit.kernel(kit.replace(step, selection=cut(step, 128)))
+    message = failure(kit, step, answer).message
+    assert "agrees   with: compressed entries cut to the length of the window's list (row 0)" in message
+
+
+def test_a_c128_list_without_its_last_entry_has_both_names(kit):
+    step = kit.step("list-short-c128", 128, (515,), sink="per-head")
+    bank, index = kit.keys(step)
+    short = index.clone()
+    short[0, int((index[0] >= 0).nonzero().max())] = -1
+    out, lse = dsv4_reference.attend(step.q, bank, short, step.sink, step.softmax_scale)
+    message = failure(kit, step, (out.bfloat16(), lse.float())).message
+    for name in ("newest entry dropped", "last compressed entry of the list missing"):
+        assert f"{name} (row 0)" in message
 
 
 def test_a_key_that_is_not_finite_must_not_come_out_finite(kit, step):

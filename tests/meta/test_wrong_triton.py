@@ -54,6 +54,11 @@ CAUGHT = [
     ("wrong_triton:PageTableRowIgnored", "r4-eager-extend-ragged", "NaN"),
     ("wrong_triton:PageTableRowIgnored", "r128-eager-extend-ragged", "NaN"),
     ("wrong_triton:LengthsNotHonoured", "r0-eager-decode-within-window", "NaN"),
+    (
+        "wrong_triton:EntriesAsLongAsTheWindow",
+        "r4-cg-decode-page-crossing",
+        "with: last compressed entry of the list missing",
+    ),
     ("wrong_triton:LseInBase2", "r0-eager-decode-within-window", "lse"),
     ("wrong_triton:EmptyExtraEntryCounted", "r128-eager-extend-before-first-entry", "NaN"),
 ]

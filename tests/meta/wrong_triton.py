@@ -149,6 +149,15 @@ class LengthsNotHonoured(DSV4TritonBackend):
         return super().attend(q, k_cache, indices.clamp(min=0), torch.full_like(topk_length, 128), *rest)
 
 
+class EntriesAsLongAsTheWindow(DSV4TritonBackend):
+    """The list of compressed entries is given the length of the window's list."""
+
+    def attend(self, q, k_cache, indices, topk_length, attn_sink, *extra):
+        return super().attend(
+            q, k_cache, indices, topk_length, attn_sink, *extra[:2], *(topk_length,) * (len(extra) > 2)
+        )
+
+
 class LseInBase2(DSV4TritonBackend):
     """The log-sum-exp leaves the kernel in its own base."""
 
