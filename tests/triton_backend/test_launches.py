@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dsv4_triton import metadata_kernels
+from dsv4_triton import attention, metadata_kernels, store
+from dsv4_triton.choice import Choice
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Work(TorchDispatchMode):
     """Names of operators that do something on a device: views and allocations do not."""
 
-    FREE = ("view", "slice", "select", "expand", "empty", "unsqueeze", "alias", "detach", "as_strided")
+    FREE = ("view", "slice", "select", "expand", "empty", "unsqueeze", "squeeze", "transpose", "alias", "detach",
+            "as_strided")  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,8 +38,11 @@ def work(monkeypatch):
         def __getitem__(self, grid):
             return lambda *_, **__: counted.seen.append(self.name)
 
-    for name in ("_metadata_kernel", "_c4_selection_kernel"):
-        monkeypatch.setattr(metadata_kernels, name, Kernel(name))
+    kernels = {metadata_kernels: ("_metadata_kernel", "_c4_selection_kernel"), store: ("_pack_and_store",),
+               attention: ("attend", "combine")}  # fmt: skip
+    for module, names in kernels.items():
+        for name in names:
+            monkeypatch.setattr(module, name, Kernel(name))
     return counted
 
 
@@ -101,6 +106,34 @@ def test_the_selection_is_one_launch(make_world, backend_class, work, device):
     with work:
         backend.write_c4_selection(raw)
     assert work.seen == ["_c4_selection_kernel"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "between"), [(0, []), (4, ["_pack_and_store", "_c4_selection_kernel"]), (128, ["_pack_and_store"])]
+)
+def test_a_captured_step_launches_its_kernels_and_nothing_else(
+    make_world, backend_class, work, device, monkeypatch, ratio, between
+):
+    """No copy, no fill, no operator between them: what a step costs beside its kernels is the gaps."""
+    monkeypatch.setattr(attention, "choose", lambda *_: Choice("portable", "whichever serves, it is one launch"))
+    world = make_world([300, 300])
+    batch, _ = world.batch("decode", [126, 254])
+    backend = backend_class(world.runner)
+    backend.init_cuda_graph_state(2, 2)
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    q = torch.zeros(2, world.runner.num_heads, 512, dtype=torch.bfloat16, device=device)
+    k = torch.zeros(2, 512, dtype=torch.bfloat16, device=device)
+    raw = torch.zeros(2, world.runner.index_topk, dtype=torch.int32, device=device)
+    sink = torch.zeros(world.runner.num_heads, device=device)
+    with work:
+        backend.init_forward_metadata_in_graph(batch)
+        backend.store_kv(batch, k)
+        if ratio:
+            backend.store_compressed(batch, ratio, k)
+        if ratio == 4:
+            backend.write_c4_selection(raw)
+        backend.forward(q, batch, ratio, sink)
+    assert work.seen == ["_metadata_kernel", "_pack_and_store", *between, "attend"]
 
 
 def test_the_count_notices_an_operator(work, device):
