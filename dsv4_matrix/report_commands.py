@@ -20,7 +20,7 @@ from dsv4_matrix.report.result import Outcome, Report, Result
 from dsv4_matrix.report.summary import summary_markdown
 from dsv4_matrix.report.telemetry import Telemetry, telemetry_path
 from dsv4_matrix.selection import SelectionError, select
-from dsv4_matrix.shard.plan import PlanError, Unit, divide, shards_of
+from dsv4_matrix.shard.plan import PlanError, Unit, divide, shards_of, units_text
 
 GOOD, SHORT, BAD_INPUT = 0, 1, 2
 
@@ -111,8 +111,7 @@ def _plan_lines(shards: Sequence[Sequence[Unit]], workers: int) -> list[str]:
     width = max(len(unit.id) for units in shards for unit in units)
     for index, units in enumerate(shards, start=1):
         cost, cases = sum(unit.cost for unit in units), sum(len(unit.cases) for unit in units)
-        head = f"shard {index}/{len(shards)}: {_count(len(units), 'cell')}, {_count(cases, 'case')}, cost {cost}"
-        lines.append(head)
+        lines.append(f"shard {index}/{len(shards)}: {units_text(units)}; {_count(cases, 'case')}, cost {cost}")
         for number, place in enumerate(divide(units, workers), start=1):
             if workers > 1:
                 lines.append(f"  worker {number}: cost {sum(unit.cost for unit in place)}")

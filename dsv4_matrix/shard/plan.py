@@ -32,11 +32,13 @@ class Unit:
         id: cell id, or ``refusals``.
         cost: sum of the static costs of its cases, at least 1.
         cases: case ids, sorted.
+        covered: whether they are variants of a covered cell; else they are probes.
     """
 
     id: str
     cost: int
     cases: tuple[str, ...]
+    covered: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,26 @@ def units_of(cases: Iterable[Case], device: str) -> tuple[Unit, ...]:
     for case in cases:
         of_unit.setdefault(unit_of(case), []).append(case)
     return tuple(
-        Unit(name, max(1, sum(cost_of(case, device) for case in members)), tuple(sorted(case.id for case in members)))
+        Unit(
+            name,
+            max(1, sum(cost_of(case, device) for case in members)),
+            tuple(sorted(case.id for case in members)),
+            covered=any(case.kind == "case" for case in members),
+        )
         for name, members in sorted(of_unit.items())
     )
+
+
+def units_text(units: Sequence[Unit]) -> str:
+    """``4 covered cells, 21 cells with a probe, the refusals``; kinds that are not there are left out."""
+    cells = [unit for unit in units if unit.id != REFUSALS]
+    covered = sum(unit.covered for unit in cells)
+    told = [
+        f"{count} {noun}{'' if count == 1 else 's'}{rest}"
+        for count, noun, rest in ((covered, "covered cell", ""), (len(cells) - covered, "cell", " with a probe"))
+        if count
+    ]
+    return ", ".join([*told, "the refusals"] if len(cells) < len(units) else told) or "nothing"
 
 
 def divide(units: Sequence[Unit], places: int) -> tuple[tuple[Unit, ...], ...]:
@@ -101,8 +120,8 @@ def shards_of(cases: Iterable[Case], device: str, total: int) -> tuple[tuple[Uni
     units = units_of(cases, device)
     if total > len(units):
         raise PlanError(
-            f"{total} shards for {len(units)} cells: a cell is never divided, so {total - len(units)} shards would run "
-            f"nothing; give at most {len(units)}"
+            f"{total} shards for {units_text(units)}: none of these is divided, so {total - len(units)} shards would "
+            f"run nothing; give at most {len(units)}"
         )
     return divide(units, total)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -57,7 +58,11 @@ def test_plan_lists_each_case_once(matrix: Matrix, capsys: pytest.CaptureFixture
 def test_plan_says_the_same_in_words(matrix: Matrix, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(matrix, "plan", "--shards", 2, "--device", "cpu", "--cells", "r4-*") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in lines if not line.startswith(" ")] == ["shard 1/2", "shard 2/2"]
+    heads = [line for line in lines if not line.startswith(" ")]
+    assert [head.partition(":")[0] for head in heads] == ["shard 1/2", "shard 2/2"]
+    counted = [re.search(r": (\d) covered cells?(?:, (\d) cells? with a probe)?; ", head) for head in heads]
+    assert sum(int(found.group(1)) for found in counted if found) == 4
+    assert sum(int(found.group(2) or 0) for found in counted if found) == 8
     listed = {line.split()[0] for line in lines if line.startswith(" ")}
     assert listed == {cell.id for cell in matrix.cells if cell.ratio == 4}
 
@@ -65,7 +70,8 @@ def test_plan_says_the_same_in_words(matrix: Matrix, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--shards", 99], "99 shards for"),
+        (["--shards", 99], "99 shards for 16 covered cells, 20 cells with a probe, the refusals: none of these is "),
+        (["--shards", 2, "--cells", "refusal-*"], "2 shards for the refusals: none"),
         (["--shards", 0], "at least one shard"),
         (["--shards", 1, "--workers", 0], "at least one shard and one worker"),
         (["--shards", 1, "--cells", "r9-*"], "no case id matches 'r9-*'"),
