@@ -34,6 +34,7 @@ class Compiled:
         kernel, target: names.
         shared: bytes of shared memory, to be held against ``shared_limit``.
         matrix_instruction: ``wgmma``, ``tcgen05.mma``, ``mma.sync`` or ``mfma``; empty if there is none.
+        instructions: of the machine code; None for AMD.
         registers, stack_bytes: a thread's, from the machine code; None for AMD. These kernels keep nothing on a stack,
             so what lies there are spilled registers.
     """
@@ -45,6 +46,7 @@ class Compiled:
     matrix_instruction: str
     registers: int | None
     stack_bytes: int | None
+    instructions: int | None
 
 
 def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
@@ -128,25 +130,40 @@ def compile_kernel(name: str, target: Target, **launch: int) -> tuple[Compiled, 
         options={**options, "enable_fp_fusion": True, **launch},
     )
     code = compiled.asm.get("ptx") or compiled.asm.get("amdgcn", "")
-    registers, stack = _resources(compiled.asm["cubin"]) if "cubin" in compiled.asm else (None, None)
+    registers, stack, count = None, None, None
+    if "cubin" in compiled.asm:
+        registers, stack = _resources(compiled.asm["cubin"])
+        count = len(opcodes(compiled.asm["cubin"]))
     found = next((x for x in ("wgmma", "tcgen05.mma", "mfma", "mma.sync") if x in code), "")
     shared = compiled.metadata.shared
-    return Compiled(name, target.name, shared, target.shared_limit, found, registers, stack), compiled
+    return Compiled(name, target.name, shared, target.shared_limit, found, registers, stack, count), compiled
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
     """Registers and stack bytes a thread, read by the object dumper of the Triton wheel."""
     from triton import knobs
 
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.cubin"
-        file.write_bytes(cubin)
-        command = [knobs.nvidia.cuobjdump.path, "-res-usage", str(file)]
-        log = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    log = _dumped(cubin, knobs.nvidia.cuobjdump.path, "-res-usage")
     usage = re.search(r"REG:(\d+) STACK:(\d+)", log)
     if usage is None:
         raise RuntimeError(f"cuobjdump printed no resource usage:\n{log}")
     return int(usage.group(1)), int(usage.group(2))
+
+
+def opcodes(cubin: bytes) -> list[str]:
+    """Machine instructions in order, without operands and padding, read by the disassembler of the Triton wheel."""
+    from triton import knobs
+
+    log = _dumped(cubin, knobs.nvidia.nvdisasm.path, "-c")
+    found: list[str] = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)", log, re.MULTILINE)
+    return [code for code in found if code != "NOP"]
+
+
+def _dumped(cubin: bytes, tool: str, option: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        return subprocess.run([tool, option, str(file)], check=True, capture_output=True, text=True).stdout
 
 
 def compile_in_subprocess(target: str, *names: str) -> list[Compiled]:

@@ -54,12 +54,17 @@ def worked(monkeypatch):
     return done
 
 
+FILL = steps._fill
+
+
 @pytest.fixture
 def small_steps(monkeypatch):
+    """Two requests; their history, which takes interpreted stores seconds, is left to the test that asks for it."""
+    monkeypatch.setattr(steps, "_fill", lambda backend, runner: None)
     monkeypatch.setattr(steps, "REQUESTS", 2)
     monkeypatch.setattr(steps, "CONTEXT", 2048)
     monkeypatch.setattr(steps, "HEADS", 16)
-    monkeypatch.setattr(steps, "STORE_ROWS", (3,))
+    monkeypatch.setattr(steps, "STORE_ROWS", (3, 1024))
 
 
 @pytest.fixture
@@ -105,8 +110,15 @@ def test_ceilings_are_formed_from_what_was_timed(worked):
     assert ceilings.flops_per_second == pytest.approx(2 * 8**3 / 10e-6)
 
 
-def test_steps_call_the_backend_as_a_runner_does(worked, small_steps):
-    got = list(steps.measure_steps(load_backend("dsv4_triton:DSV4TritonBackend").factory, CPU))
+def test_steps_call_the_backend_as_a_runner_does(worked, small_steps, monkeypatch):
+    monkeypatch.setattr(steps, "_fill", FILL)
+    made = []
+
+    def factory(runner):
+        made.append(load_backend("dsv4_triton:DSV4TritonBackend").factory(runner))
+        return made[0]
+
+    got = list(steps.measure_steps(factory, CPU))
     found = {step.name: (step.value, step.goal) for step in got}
     assert found["metadata of 2 decode rows, launches"] == (2, "at most 3: met")
     assert found["metadata of 2 decode rows"] == (10, "at most 20: met")
@@ -116,12 +128,20 @@ def test_steps_call_the_backend_as_a_runner_does(worked, small_steps):
         "metadata of 2 decode rows, launches",
         "metadata of 2 decode rows",
         "pack and store of 3 rows, speed of that copy",
+        "pack and store of 1024 rows, speed of that copy",
         "step of 2 rows, whole over its kernels",
     ]
     out, lse = worked[-1]
     assert out.shape == (2, 16, 512)
     assert bool(out.isfinite().all())
     assert bool(lse.isfinite().all()), "attention saw no key: the step's stores went nowhere"
+    core = made[0].forward_metadata.core_attn_metadata
+    assert core.swa_topk_lengths.tolist() == [128, 128], "the graph was left with the inputs of its capture"
+    assert core.c4_sparse_topk_lengths.tolist() == [512, 512]
+    assert bool((core.c4_sparse_page_indices >= 0).all())
+    for pool, entries in (("swa", 256), ("c4", 64)):
+        used = made[0].kv_buffers()[pool][1:]
+        assert bool((used[:, : entries * 576].view(len(used), entries, 576) != 0).any(2).all()), f"{pool} is not full"
 
 
 def test_the_command_prints_and_leaves_a_document(worked, gpu, capsys, tmp_path):
@@ -144,7 +164,7 @@ def test_steps_and_long_contexts_are_measured_instead_of_the_table(worked, gpu, 
     assert run_bench(request) == 0
     found = document.read(path)
     assert list(found.groups) == [LONG_CONTEXT]
-    assert len(found.steps) == 14
+    assert len(found.steps) == 17
     out = capsys.readouterr().out
     # 10 us each of 2 rows and 16 or 24 keys
     assert "c4-h16-b1-q2: ps a key and row at 16: 312500, 24: 208333; longest over shortest 0.67" in out
@@ -185,7 +205,7 @@ def test_a_driver_that_counts_nothing_ends_the_steps_and_says_so(
     told = capsys.readouterr()
     assert told.err == "dsv4-matrix bench: torch.profiler saw no kernel\n"
     assert "cut short" in told.out
-    assert len(document.read(tmp_path / "b.json").steps) == 11
+    assert len(document.read(tmp_path / "b.json").steps) == 14
 
 
 @pytest.mark.parametrize(
