@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from dsv4_matrix import waking
 from dsv4_matrix.declaration.model import Case
 from dsv4_matrix.machine import Machine
 from dsv4_matrix.selection import cases_of
@@ -89,6 +90,7 @@ class Guard:
     def watch(self, case: Case, machine: Machine) -> Iterator[None]:
         """Around one case: its turn if its pool is large, then its time."""
         with _turn(case, machine), self._deadline():
+            waking.finish()
             yield
 
     def device_error(self, case: Case, machine: Machine, reason: str) -> str:

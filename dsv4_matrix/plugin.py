@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dsv4_matrix import waking
 from dsv4_matrix.context import BadInputError, Context, Options
 from dsv4_matrix.controller import Controller
 from dsv4_matrix.guard import Guard
@@ -175,6 +176,7 @@ def _validate(context: Context) -> None:
             raise BadInputError(f"--matrix-report: {error}") from None
     _ = context.cases, context.backend_name, context.seeds
     if not context.elsewhere:
+        waking.begin(context.machine.torch_device)
         _ = context.setup, context.kernels
 
 

@@ -12,6 +12,7 @@ from typing import TextIO
 
 import pytest
 
+from dsv4_matrix import waking
 from dsv4_matrix.conclusion import record as record_evidence
 from dsv4_matrix.conclusion import tell
 from dsv4_matrix.context import BadInputError, Context, Options
@@ -81,6 +82,7 @@ def run_matrix(
         count = _workers(workers, context)
         if not count:
             context = Context(options)
+            waking.begin(context.machine.torch_device)
             _ = context.setup
         evidence = _evidence_path(context, record)
         if options.report is not None:
