@@ -17,9 +17,12 @@ from dsv4_matrix.report.bits import CaseBits
 from dsv4_matrix.report.result import Outcome, Result, format_margin
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dsv4_matrix.cases.compose import Composition
     from dsv4_matrix.gate.plan import RunPlan
     from dsv4_matrix.gate.rows import RowStore
+    from dsv4_matrix.modes.accumulated import RowSums
     from dsv4_matrix.modes.composed import Answer
 
 
@@ -66,6 +69,7 @@ def _execute(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None, pat
     from dsv4_matrix.judge import judge
     from dsv4_matrix.judge.case_bits import case_bits
     from dsv4_matrix.judge.split_sight import LEAST, split_sight
+    from dsv4_matrix.modes.accumulated import drive_accumulators
     from dsv4_matrix.modes.composed import PADDED, drive_composition
 
     assert case.cell is not None
@@ -78,7 +82,8 @@ def _execute(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None, pat
         for placement in composition.scenario.placements:
             path.check_requests(placement.batch.batch_size)
     trace, answers = drive_composition(case, composition, setup.backend.factory, device, padded=PADDED in kinds)
-    told = [*trace.violations, *_disagreements(answers, composition)]
+    sums, violations = drive_accumulators(composition, setup.backend.factory)
+    told = [*trace.violations, *violations, *_disagreements(answers, composition), *_unlike_sums(sums, composition)]
     if told:
         return _short(fault(case, setup, Outcome.FAILED, "\n".join(told)))
     first = {(a.observation.leg, a.observation.step): a.observation for a in reversed(answers)}
@@ -103,7 +108,8 @@ def _execute(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None, pat
     counts = {"captures": trace.captures, "replays": trace.replays}
     result = Result(case.id, case.cell_id, case.kind, Outcome.PASSED, "", format_margin(verdict.margin), **counts)
     put = None if keep is None else partial(keep.put, case.id)
-    return Composed(result, "", case_bits(alone, observations, case.cell.promise, keep=put))
+    kept = {(row.step, row.row): row.values for row in reversed(sums) if row.values is not None}
+    return Composed(result, "", case_bits(alone, observations, case.cell.promise, keep=put, sums=kept))
 
 
 def _disagreements(answers: Sequence[Answer], composition: Composition) -> list[str]:
@@ -123,6 +129,28 @@ def _disagreements(answers: Sequence[Answer], composition: Composition) -> list[
             if found is not None:
                 told.append(f"the needle's {name} in batch {answer.kind} is not that in batch {other.kind}: {found}")
     return told
+
+
+def _unlike_sums(sums: Sequence[RowSums], composition: Composition) -> list[str]:
+    """Sentences on accumulators that are not those of the same row in the first batch."""
+    from dsv4_matrix.judge.bits import bit_equal, first_difference
+
+    first: dict[tuple[int, int], RowSums] = {}
+    told = []
+    for row in sums:
+        other = first.setdefault((row.step, row.row), row)
+        key = f"p{int(composition.alone.steps[row.step].positions[row.row])}"
+        place = f"the needle's accumulators of {key} in batch {row.kind} are not those in batch {other.kind}"
+        if row.values is None or other.values is None or row.values.shape != other.values.shape:
+            if row.values is not other.values:
+                told.append(f"{place}: {_shape(row.values)} against {_shape(other.values)}")
+        elif not bit_equal(row.values, other.values):
+            told.append(f"{place}: {first_difference(other.values, row.values)}")
+    return told
+
+
+def _shape(values: Tensor | None) -> str:
+    return "none" if values is None else str(list(values.shape))
 
 
 def _short(done: Execution) -> Composed:

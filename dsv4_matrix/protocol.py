@@ -214,6 +214,23 @@ class MultiStepDraftBackend(Protocol):
     def on_after_cuda_graph_warmup(self) -> None: ...
 
 
+@runtime_checkable
+class GivesAccumulators(Protocol):
+    """Optional, on a backend: the fp32 values behind a forward, which the gate then compares as well.
+
+    Output in bf16 hides most of what another order of a sum changes; log-sum-exps show the weights but not the values.
+    """
+
+    def forward_with_accumulators(
+        self, q: Tensor, batch: ForwardBatch, compress_ratio: int, attn_sink: Tensor
+    ) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
+        """``forward``, and for each row a tensor of whatever it kept, or None. Called eagerly only.
+
+        Whether a row has one, its shape and its bits must follow from the row alone, not from its batch.
+        """
+        ...
+
+
 class BackendFactory(Protocol):
     """What an entry point of group ``dsv4_matrix.backends`` or ``module:attr`` names: usually the backend class."""
 

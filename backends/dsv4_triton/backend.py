@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dsv4_triton import determinism, refusals
+from dsv4_triton.accumulators import Accumulators
 from dsv4_triton.attention_calls import AttentionCalls, match_rows
 from dsv4_triton.breakable import BreakableGraphSupport
 from dsv4_triton.cache import KVCache
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from dsv4_triton.runner import ForwardBatch, RunnerConfig
 
 
-class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls):
+class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls, Accumulators):
     """DeepSeek-V4 sparse attention of one model runner.
 
     Args:

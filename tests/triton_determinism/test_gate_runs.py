@@ -30,6 +30,8 @@ MATRIX = load_matrix(find_matrix())
 CASES = {case.id: case for case in MATRIX.cases()}
 DECODE, C4_GRAPH = "r0-eager-decode-heads-16", "r4-cg-decode-emissions"
 CHAIN = "r0-eagle-draft-runner-chain-3-steps"
+#: 129 + 513 keys: one more than a split, so that its accumulators are to be had.
+SPLIT = "r128-eager-decode-heads-16"
 PREFILL = "r0-eager-extend-prefix-one-page"
 
 
@@ -69,17 +71,33 @@ def test_a_sound_backend_is_aligned(tmp_path, case_id):
         ("wrong_bits:NeighbourLeaks", DECODE, "in batch nan-neighbour is not that in batch middle"),
         ("wrong_triton:StaleGraphBuffer", C4_GRAPH, "differs in bits from the eager run"),
         ("wrong_bits:ReadsPastLength", C4_GRAPH, "in batch nan-neighbour is not that in batch middle"),
+        ("wrong_bits:AccumulatorsFollowBatch", SPLIT, "accumulators row step 0/eager/r0/p65663: column 0"),
         ("wrong_bits:ChunksMoveTiles", PREFILL, "in batch chunk-1 is not that in batch middle"),
     ],
 )
 def test_each_defect_is_found(tmp_path, wrong, case_id, told):
-    kinds = "middle" if told == "ulp apart" else "middle,last,nan-neighbour,padded"
+    one_batch = told == "ulp apart" or case_id == SPLIT
+    kinds = "middle" if one_batch else "middle,last,nan-neighbour,padded"
     kinds += ",chunk-1" if case_id == PREFILL else ""
     outcomes, verdict = two_runs(tmp_path, case_id, wrong, kinds)
     assert not verdict.aligned
     said = "\n".join([str(verdict), *(message for _, message in outcomes)])
     assert told in said, said
     assert "dsv4-matrix run" not in said
+
+
+def test_accumulators_are_compared_where_the_backend_has_them():
+    bits = execute_composed(CASES[SPLIT], setup(), PLAN_A).bits
+    assert {tensor for tensor, _ in bits.digests} == {"out", "lse", "accumulators"}
+    assert {tensor for tensor, _ in execute_composed(CASES[DECODE], setup(), PLAN_A).bits.digests} == {"out", "lse"}
+
+
+def test_accumulators_that_differ_between_batches_of_a_run_are_told():
+    among = replace(PLAN_B, composition="alone,middle")
+    done = execute_composed(CASES[SPLIT], setup("wrong_bits:AccumulatorsFollowBatch"), among)
+    assert done.result.outcome is Outcome.FAILED
+    assert "the needle's accumulators of p" in done.message
+    assert "in batch middle are not those in batch alone: row 0 (at 0) column 0: 0x" in done.message
 
 
 def test_only_chunks_show_bits_that_follow_them(tmp_path):
