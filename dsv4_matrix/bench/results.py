@@ -135,7 +135,7 @@ class Results:
         groups: measurements of each group of shapes, in order.
         planned: how many shapes each group was to have, so that a run cut short shows as one.
         steps: what surrounds attention.
-        kernels: everything that Triton compiled or loaded meanwhile.
+        kernels: every Triton kernel that was launched meanwhile.
         finished: whether the run came to its end.
     """
 

@@ -15,7 +15,7 @@ from dsv4_matrix.bench.kernels import Kernel, find_kernel, find_peer
 from dsv4_matrix.bench.launches import LaunchError
 from dsv4_matrix.bench.measure import measure
 from dsv4_matrix.bench.request import Request, RequestError
-from dsv4_matrix.bench.resources import CompiledKernels, compiled_kernels
+from dsv4_matrix.bench.resources import kernel_resources
 from dsv4_matrix.bench.results import LONG_CONTEXT, PEER_TABLE, Measurement, Results
 from dsv4_matrix.bench.shapes import NoSuchShapeError, PeerTable, Shape, long_shapes, peer_table, select
 from dsv4_matrix.bench.steps import measure_steps
@@ -43,14 +43,11 @@ def run_session(request: Request) -> Results:
     device = torch.device("cuda", torch.cuda.current_device())
     machine = _machine(device, plan)
     print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
-    with compiled_kernels() as kernels:
-        results = Results(machine, measure_ceilings(device))
-        results.planned = {name: len(shapes) for name, shapes in plan.groups.items()}
-        Run(plan, results, kernels, request, device).all()
+    results = Results(machine, measure_ceilings(device))
+    results.planned = {name: len(shapes) for name, shapes in plan.groups.items()}
+    Run(plan, results, request, device).all()
     for line in present.closing(results):
         print(line)
-    if kernels.unknown:
-        print(f"{kernels.unknown} compiled kernels of which this Triton's hook does not tell the registers")
     print(f"{len(results.everything)} shapes and {len(results.steps)} steps in {time.monotonic() - started:.1f} s")
     return results
 
@@ -61,7 +58,6 @@ class Run:
 
     plan: Plan
     results: Results
-    kernels: CompiledKernels
     request: Request
     device: torch.device
 
@@ -98,7 +94,7 @@ class Run:
     def _leave(self, line: str | None = None) -> None:
         if line is not None:
             print(line, flush=True)
-        self.results.kernels = self.kernels.resources()
+        self.results.kernels = kernel_resources()
         if self.request.json is not None:
             document.write(self.results, self.request.json)
 
