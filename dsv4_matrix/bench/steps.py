@@ -83,7 +83,8 @@ def _metadata(backend: AttentionBackend, batch: ForwardBatch) -> Iterator[StepMe
 def _store(backend: AttentionBackend, runner: RunnerConfig, rows: int) -> Iterator[StepMeasurement]:
     """A store reads bf16 rows and their locations, and writes packed tokens: held against a copy of as many bytes."""
     keys = torch.randn(rows, HEAD_DIM, device=runner.req_to_token.device).bfloat16()
-    order = torch.randperm(REQUESTS * CONTEXT, device=keys.device)[:rows]
+    # the whole contexts of the first requests, as prompts fill them, in an order that no cache line gains from
+    order = torch.randperm(rows, device=keys.device)
     locations = runner.req_to_token[1:].reshape(-1)[order].to(torch.int64)
     moved = rows * (HEAD_DIM * 2 + 16 + TOKEN_BYTES)
     source = torch.empty(moved // 2, dtype=torch.uint8, device=keys.device)
