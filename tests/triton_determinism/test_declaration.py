@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,18 @@ def test_attention_is_declared_where_the_gate_has_run(path):
     assert admit(paths, [path], "interpreter")[0].unsupported(Level.GRAPH) == ""
     with pytest.raises(NotAdmittedError, match="not on sm80"):
         admit(paths, [path], "sm80")
+
+
+def test_the_documented_promises_are_the_declared_ones():
+    text = (Path(__file__).parents[2] / "docs" / "guarantees.md").read_text()
+    rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| `")]
+    told = {name: (level.strip(), where) for names, level, where in rows for name in re.findall(r"`([\w-]+)`", names)}
+    for path in declared(determinism):
+        level, where = told.pop(path.name)
+        assert level == path.promise.value
+        architectures = set(re.findall(r"`([\w-]+)`", where)) or set(TARGETS)
+        assert architectures == set(path.architectures)
+    assert not told
 
 
 #: What would let timing, the order of arrival or the device's size into a sum: tuning, atomics, the number of SMs.
