@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from small_matrix import SMALL
 
 from dsv4_matrix.cli import main
 
@@ -55,6 +56,14 @@ def fresh() -> Callable[..., Ran]:
         return Ran(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def small_matrix(tmp_path: Path) -> Path:
+    """A declaration of the tests' own, so that no test of the command depends on what the repository's covers."""
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL, encoding="utf-8")
+    return path
 
 
 @pytest.fixture

@@ -74,14 +74,20 @@ LIST_SCHEMA = {
 }
 
 
-def test_check_counts_what_is_declared(cli: Cli) -> None:
-    ran = cli("check")
+def test_check_counts_what_is_declared(cli: Cli, small_matrix: Path) -> None:
+    ran = cli("check", "--matrix", str(small_matrix))
     assert (ran.status, ran.err) == (0, "")
     lines = ran.out.splitlines()
-    assert lines[0] == str(REPOSITORY / "matrix.yaml")
-    assert lines[1] == "36 cells: 16 covered, 4 production-unreachable, 16 not-applicable"
-    assert "20 probes" in lines[2]
+    assert lines[0] == str(small_matrix)
+    assert lines[1] == "4 cells: 2 covered, 1 blocked, 1 deferred"
+    assert lines[2] == "6 cases: 3 variants, 2 probes, 1 refusals"
     assert [line.partition(":")[0] for line in lines[3:]] == ["CPU", "GPU"]
+
+
+def test_check_takes_the_repositorys_own_file(cli: Cli) -> None:
+    ran = cli("check")
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.startswith(f"{REPOSITORY / 'matrix.yaml'}\n36 cells: ")
 
 
 @pytest.mark.parametrize(
@@ -172,27 +178,28 @@ def test_nothing_that_runs_kernels_is_imported(fresh: Cli, argv: list[str], tmp_
     assert ran.out
 
 
-def test_explain_covered_cell(cli: Cli) -> None:
+def test_explain_covered_cell(cli: Cli, small_matrix: Path) -> None:
     from dsv4_matrix.declaration import load_matrix
 
-    ran = cli("explain", "r4/verify-cg")
+    ran = cli("explain", "r0/eager", "--matrix", str(small_matrix))
     assert (ran.status, ran.err) == (0, "")
-    assert ran.out.startswith("r4/verify-cg: covered\n  Verify CG, ratio 4: ")
-    for case in load_matrix(REPOSITORY / "matrix.yaml").cases():
-        if case.cell_id == "r4/verify-cg":
-            assert case.variant
-            assert f"\n{case.id}\n" in ran.out
-            assert f"seed {case.seed}, cost {case.variant.cost}, " in ran.out
-    assert ran.out.endswith("run it: dsv4-matrix run --cells 'r4-verify-cg-*'\n")
+    assert ran.out.startswith("r0/eager: covered\n  Eager, ratio 0: ")
+    cases = [case for case in load_matrix(small_matrix).cases() if case.cell_id == "r0/eager"]
+    assert len(cases) == 2
+    for case in cases:
+        assert case.variant
+        assert f"\n{case.id}\n" in ran.out
+        assert f"seed {case.seed}, cost {case.variant.cost}, " in ran.out
+    assert ran.out.endswith("run it: dsv4-matrix run --cells 'r0-eager-*'\n")
 
 
-def test_explain_shows_the_kernels_of_what_is_covered(cli: Cli) -> None:
-    shown = "kernels of triton, as it declares them:"
-    covered = cli("explain", "r0/eager").out
+def test_explain_shows_the_kernels_of_what_is_covered(cli: Cli, small_matrix: Path) -> None:
+    shown, where = "kernels of triton, as it declares them:", ("--matrix", str(small_matrix))
+    covered = cli("explain", "r0/eager", *where).out
     assert f"\n{shown}\n  attention: hopper on sm90" in covered
     assert "\n  sparse-prefill: portable on " in covered
-    assert shown in cli("explain", "r0-eager-decode-idle").out
-    assert shown not in cli("explain", "r4/de-eager").out
+    assert shown in cli("explain", "r0-eager-decode", *where).out
+    assert shown not in cli("explain", "r4/eager", *where).out
 
 
 def test_a_broken_table_of_kernels_is_bad_input(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -206,18 +213,18 @@ def test_a_broken_table_of_kernels_is_bad_input(cli: Cli, monkeypatch: pytest.Mo
     assert ran.err == f"dsv4-matrix explain: {path}: must be a list, got dict\n"
 
 
-def test_explain_refused_cell(cli: Cli) -> None:
-    ran = cli("explain", "r4/de-eager")
-    assert "r4/de-eager: production-unreachable" in ran.out
-    assert "reason: The draft layer" in ran.out
-    assert "probe: draft-extend-compressed (" in ran.out
-    assert "must raise ValueError with a message that matches '(?i)swa.only'" in ran.out
-    assert ran.out.endswith("run it: dsv4-matrix run --cells 'r4-de-eager-refused'\n")
+def test_explain_refused_cell(cli: Cli, small_matrix: Path) -> None:
+    ran = cli("explain", "r4/verify-cg", "--matrix", str(small_matrix))
+    assert "r4/verify-cg: blocked" in ran.out
+    assert "reason: Verify needs a selection for each row." in ran.out
+    assert "probe: own-step (" in ran.out
+    assert "must raise ValueError with a message that matches 'selection'" in ran.out
+    assert ran.out.endswith("run it: dsv4-matrix run --cells 'r4-verify-cg-refused'\n")
 
 
-@pytest.mark.parametrize("name", ["r4-verify-cg-chain-3", "refusal-page-size", "r4-de-eager-refused"])
-def test_explain_takes_a_case_id(cli: Cli, name: str) -> None:
-    ran = cli("explain", name)
+@pytest.mark.parametrize("name", ["r0-verify-cg-chain", "refusal-page-size", "r4-eager-refused"])
+def test_explain_takes_a_case_id(cli: Cli, small_matrix: Path, name: str) -> None:
+    ran = cli("explain", name, "--matrix", str(small_matrix))
     assert ran.status == 0
     assert ran.out.startswith(f"{name}\n")
     assert ran.out.endswith(f"run it: dsv4-matrix run --cells '{name}'\n")
@@ -227,12 +234,12 @@ def test_explain_takes_a_case_id(cli: Cli, name: str) -> None:
     ("name", "near"),
     [
         ("r4/verfy-cg", "r4/verify-cg"),
-        ("R4/CG-DECODE", "r4/cg-decode"),
-        ("r4-verify-cg-chain3", "r4-verify-cg-chain-3"),
+        ("R4/EAGER", "r4/eager"),
+        ("r0-verify-cg-chian", "r0-verify-cg-chain"),
     ],
 )
-def test_unknown_cell_names_what_is_near(cli: Cli, name: str, near: str) -> None:
-    ran = cli("explain", name)
+def test_unknown_cell_names_what_is_near(cli: Cli, small_matrix: Path, name: str, near: str) -> None:
+    ran = cli("explain", name, "--matrix", str(small_matrix))
     assert (ran.status, ran.out) == (2, "")
     assert ran.err.startswith(f"dsv4-matrix explain: no cell or case '{name}'; near it: {near}")
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from stub_project import write_project
 
 #: Ten cases in five cells and one of each fault by name; a case does what stands in FAULTS for its id.
 STUB = '''
@@ -14,13 +15,9 @@ import os
 import signal
 import time
 
-from dsv4_matrix import execution, guard
-from dsv4_matrix.context import Context
-from dsv4_matrix.declaration.model import (
-    Budget, Cell, Geometry, Matrix, Mode, State, Tolerance, Tolerances, Variant,
-)
+from dsv4_matrix import guard
+from dsv4_matrix.declaration.model import State, Variant
 from dsv4_matrix.execution import Execution
-from dsv4_matrix.machine import Machine
 from dsv4_matrix.report.result import Outcome, Result
 
 FAULTS = json.loads(os.environ.get("FAULTS", "{}"))
@@ -34,44 +31,9 @@ def variants(mode):
     )
 
 
-MATRIX = Matrix(
-    path=__file__,
-    sha256="ab" * 32,
-    geometry=Geometry(256, 512, 448, 64, 128, 584),
-    tolerances=Tolerances(Tolerance(5e-2, 5e-2), Tolerance(1e-1, 1e-1), Budget(2.0, 1.0, 1.0, 1e-5, 2.0, 8.0)),
-    ratios=(0,),
-    modes=tuple(Mode(mode, mode, "") for mode in MODES),
-    cells=tuple(Cell(0, mode, State.COVERED, variants(mode)) for mode in MODES),
-    refusals=(),
+MATRIX = matrix_of(
+    {mode: mode for mode in MODES}, tuple(Cell(0, mode, State.COVERED, variants(mode)) for mode in MODES)
 )
-
-
-class Backend:
-    def __init__(self, runner): ...
-    def kv_buffers(self): ...
-    def set_key_buffer(self, loc, k): ...
-    def set_extra_key_buffer(self, compress_ratio, loc, entries): ...
-    def init_forward_metadata(self, batch): ...
-    def init_cuda_graph_state(self, max_bs, max_num_tokens): ...
-    def init_forward_metadata_out_graph(self, batch, *, in_capture=False): ...
-    def init_forward_metadata_in_graph(self, batch): ...
-    def on_after_cuda_graph_warmup(self): ...
-    def store_kv(self, batch, k): ...
-    def store_compressed(self, batch, compress_ratio, entries): ...
-    def write_c4_selection(self, raw): ...
-    def forward(self, q, batch, compress_ratio, attn_sink): ...
-    @classmethod
-    def multi_step(cls, runner, *, num_steps, compress_ratio=0): ...
-
-
-class Reference:
-    def visible(self, ratio, positions, selection=None, *, window=128, early=0): ...
-    def quantise_dequantise(self, k): ...
-    def attend(self, q, bank, index, sink, scale): ...
-    def attend_low_precision(self, q, bank, index, sink, scale): ...
-
-
-reference = Reference()
 broken = []  # what a broken device says, as long as this process lives
 
 
@@ -113,25 +75,18 @@ def hang_without_giving_way():
     libc.pause() if hasattr(libc, "pause") else time.sleep(10**6)
 
 
-execution.execute = execute
 guard.device_error = lambda: broken[0] if broken else ""
 guard._device_id = lambda machine: os.environ.get("CUDA_VISIBLE_DEVICES", "cpu")
 guard._give_memory_back = lambda machine: None
 KIND = os.environ.get("KIND", "cpu")
 MODEL = "CPU interpreter" if KIND == "cpu" else "Test GPU"
-Context.matrix = property(lambda self: MATRIX)
-Context.machine = property(lambda self: Machine(KIND, "cpu", MODEL, "2.13.0", "3.7.1"))
+take_over(MATRIX, execute, KIND, MODEL)
 if KIND == "gpu":
     from dsv4_matrix import machine
 
     machine.gpus = lambda: tuple(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
     machine.models = lambda count: ("Test GPU",) * count
 '''
-
-CASES = """
-def test_cell(matrix_case):
-    matrix_case.execute()
-"""
 
 ALL = tuple(
     sorted(
@@ -150,10 +105,7 @@ class Rig:
     """
 
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytester.makepyfile(stub=STUB, conftest="import stub", test_mine=CASES)
-        pytester.makeini(
-            "[pytest]\nmatrix_backend = stub:Backend\nmatrix_reference = stub:reference\naddopts = -p no:cacheprovider"
-        )
+        write_project(pytester, STUB, "-p no:cacheprovider")
         monkeypatch.setenv("RAN", str(pytester.path / "ran.txt"))
         monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
