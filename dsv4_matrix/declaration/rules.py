@@ -1,4 +1,4 @@
-"""What makes a variant possible: lengths that fit its forward mode, and keys that its cell reads; and a probe apt."""
+"""Rules between keys: a variant's lengths fit its forward mode, its keys are read, and a probe is about its cell."""
 
 from __future__ import annotations
 

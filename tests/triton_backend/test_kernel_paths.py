@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import dsv4_triton
 import pytest
@@ -38,34 +39,49 @@ def test_the_table_speaks_for_every_target_and_for_no_other() -> None:
     assert {name for entry in TABLE for name in entry.architectures} == set(TARGETS)
 
 
+@pytest.fixture
+def known_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release that every kernel is known to compile with, whatever is installed."""
+    monkeypatch.setattr(choice, "TRITON", f"{choice.GLUON_RELEASES[0]}.0")
+
+
+def attention_kernels(target: str) -> set[str]:
+    return {kernel_of(target, f"attention/{heads}") for heads in NUM_HEADS}
+
+
+@pytest.mark.usefixtures("known_triton")
 @pytest.mark.parametrize("preferred", choice.KERNELS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_choice_is_one_that_the_table_declares(
     monkeypatch: pytest.MonkeyPatch, target: str, preferred: str
 ) -> None:
     monkeypatch.setattr(choice, "PREFERRED", preferred)
-    monkeypatch.setattr(choice, "TRITON", "3.6.0")
     for heads in NUM_HEADS:
         for call in ("attention", "sparse-prefill"):
             kernels = {entry.kernel for entry in TABLE if entry.call == call and target in entry.architectures}
             assert kernel_of(target, f"{call}/{heads}") in kernels
 
 
-def test_what_a_setting_asks_for_is_what_the_table_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``kernels.json`` has the setting beside the kernel that needs one; a kernel by default has none."""
+@pytest.mark.usefixtures("known_triton")
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_the_table_says_without_a_setting_is_the_default(target: str) -> None:
     if choice.SETTING in os.environ:
         pytest.skip(f"{choice.SETTING} is set, so the default cannot be seen")
-    monkeypatch.setattr(choice, "TRITON", "3.6.0")
-    for target in TARGETS:
-        found = {kernel_of(target, f"attention/{heads}") for heads in NUM_HEADS}
-        by_default = {entry.kernel for entry in declared(target, "attention", "")}
-        assert found <= by_default, "kernels.json names the setting of a kernel that is not the default"
-        monkeypatch.setattr(choice, "PREFERRED", "hopper")
-        asked = {kernel_of(target, f"attention/{heads}") for heads in NUM_HEADS}
-        monkeypatch.undo()
-        monkeypatch.setattr(choice, "TRITON", "3.6.0")
-        settings = {entry.kernel for entry in TABLE if entry.call == "attention" and target in entry.architectures}
-        assert asked == settings
+    by_default = {entry.kernel for entry in declared(target, "attention", "")}
+    assert attention_kernels(target) == by_default, (
+        "kernels.json and choice.py disagree about the default: the entry of a kernel by default has an empty setting, "
+        "that of another one names what asks for it"
+    )
+
+
+@pytest.mark.usefixtures("known_triton")
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_of_the_table_can_be_had(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    found = set()
+    for preferred in choice.KERNELS:
+        monkeypatch.setattr(choice, "PREFERRED", preferred)
+        found |= attention_kernels(target)
+    assert found == {entry.kernel for entry in TABLE if entry.call == "attention" and target in entry.architectures}
 
 
 def test_the_default_is_told_for_this_device(device: str) -> None:
@@ -74,17 +90,15 @@ def test_the_default_is_told_for_this_device(device: str) -> None:
     assert all(path.why for path in paths)
 
 
+@pytest.mark.usefixtures("known_triton")
 def test_the_other_choice_is_another_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "TRITON", "3.6.0")
-    texts = set()
+    texts = {}
     for preferred in choice.KERNELS:
         monkeypatch.setattr(choice, "PREFERRED", preferred)
         told = kernels_of_target("sm90")
-        texts.add(header_text(kernel_paths(type("Fixed", (), {"kernel_paths": lambda _, told=told: told}), "cuda")))
-    assert texts == {
-        "portable: attention, sparse-prefill",
-        "portable: attention/16, attention/32, sparse-prefill; hopper: attention/64, attention/128",
-    }
+        texts[preferred] = header_text(kernel_paths(SimpleNamespace(kernel_paths=lambda _, told=told: told), "cuda"))
+    assert texts["portable"] == "portable: attention, sparse-prefill"
+    assert "hopper: attention/64, attention/128" in texts["hopper"]
 
 
 def test_a_subclass_with_a_kernel_of_its_own_says_so(device: str) -> None:
