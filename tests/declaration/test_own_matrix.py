@@ -166,9 +166,9 @@ def test_messages_that_a_refusal_takes(
 
 
 def test_every_site_is_probed(own_matrix: Matrix) -> None:
-    """But the one for cells without a site of their own, of which there are none."""
+    """The one for cells without a site of their own may be, others have to be."""
     used = {case.probe.site for case in own_matrix.cases() if case.probe}
-    assert used == set(CALL_SITES) - {OWN_STEP}
+    assert used | {OWN_STEP} == set(CALL_SITES)
 
 
 @pytest.mark.parametrize("ratio", [0, 4, 128])
