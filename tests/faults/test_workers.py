@@ -39,7 +39,12 @@ def test_three_shards_merge_into_the_bytes_of_one_run(rig: Any, all_cases: tuple
 
 @pytest.mark.parametrize(
     ("shard", "message"),
-    [("4/3", "there is no shard 4 of 3"), ("x", "not a shard"), ("1/9", "9 shards for 5 covered cells"), ("0/2", "no shard 0")],
+    [
+        ("4/3", "there is no shard 4 of 3"),
+        ("x", "not a shard"),
+        ("1/9", "9 shards for 5 covered cells"),
+        ("0/2", "no shard 0"),
+    ],
 )
 def test_a_bad_shard_is_bad_input(rig: Any, shard: str, message: str) -> None:
     result = rig.run("--matrix-shard", shard)
