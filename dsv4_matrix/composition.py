@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dsv4_matrix.admission import ConcurrencyError, KernelPath
+from dsv4_matrix.admission import ConcurrencyError, KernelPath, serialise
 from dsv4_matrix.declaration.model import Case, Variant
 from dsv4_matrix.execution import Execution, Setup, fault
+from dsv4_matrix.overrides import Forced
 from dsv4_matrix.report.bits import CaseBits
 from dsv4_matrix.report.result import Outcome, Result, format_margin
 
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Composed:
-    """A case's result under a plan and what a person reads; its bits, None unless it passed."""
+    """A case's result under a plan and what a person reads; its bits, None unless it passed; what a rule replaced."""
 
     result: Result
     message: str
     bits: CaseBits | None
+    forced: tuple[Forced, ...] = ()
 
 
 def execute_composed(
@@ -65,7 +67,7 @@ def kinds_of(plan: RunPlan, variant: Variant) -> tuple[str, ...]:
 
 
 def _execute(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None, paths: Sequence[KernelPath]) -> Composed:
-    from dsv4_matrix.cases.compose import compose
+    from dsv4_matrix.cases.compose import compose, variant_for
     from dsv4_matrix.judge import judge
     from dsv4_matrix.judge.case_bits import case_bits
     from dsv4_matrix.judge.split_sight import LEAST, split_sight
@@ -81,7 +83,10 @@ def _execute(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None, pat
     for path in paths:
         for placement in composition.scenario.placements:
             path.check_requests(placement.batch.batch_size)
-    trace, answers = drive_composition(case, composition, setup.backend.factory, device, padded=PADDED in kinds)
+    variant, forced = _one_request(case, variant_for(composition, case.variant), paths)
+    trace, answers = drive_composition(
+        case, composition, setup.backend.factory, device, padded=PADDED in kinds, variant=variant
+    )
     sums, violations = drive_accumulators(composition, setup.backend.factory)
     told = [*trace.violations, *violations, *_disagreements(answers, composition), *_unlike_sums(sums, composition)]
     if told:
@@ -109,7 +114,19 @@ def _execute(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None, pat
     result = Result(case.id, case.cell_id, case.kind, Outcome.PASSED, "", format_margin(verdict.margin), **counts)
     put = None if keep is None else partial(keep.put, case.id)
     kept = {(row.step, row.row): row.values for row in reversed(sums) if row.values is not None}
-    return Composed(result, "", case_bits(alone, observations, case.cell.promise, keep=put, sums=kept))
+    return Composed(result, "", case_bits(alone, observations, case.cell.promise, keep=put, sums=kept), forced)
+
+
+def _one_request(case: Case, variant: Variant, paths: Sequence[KernelPath]) -> tuple[Variant, tuple[Forced, ...]]:
+    """``variant`` as a deterministic run drives it: a graph of a serial path has room for one request, and no pad."""
+    from dsv4_matrix.cases.batch import GRAPH_MODES
+
+    assert case.cell is not None
+    forced: list[Forced] = []
+    for path in paths if case.cell.mode in GRAPH_MODES else ():
+        variant, more = serialise(variant, path, deterministic=True, field="bucket")
+        forced += more
+    return variant, tuple(forced)
 
 
 def _disagreements(answers: Sequence[Answer], composition: Composition) -> list[str]:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dsv4_matrix.admission import KernelPath
     from dsv4_matrix.composition import Composed
     from dsv4_matrix.declaration.model import Case, Matrix
+    from dsv4_matrix.overrides import Forced
 
 GOOD, SHORT, BAD_INPUT = 0, 1, 2
 #: More failures than this are left to the verdict, which names each in a line.
@@ -71,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(context: Context, plan: RunPlan, every: int, level: Level) -> int:
     from dsv4_matrix.gate import write_attestations
     from dsv4_matrix.report.bits import BitsReport, dumps
-    from dsv4_matrix.report.canonical import write_in_one_step
+    from dsv4_matrix.report.canonical import encode, write_in_one_step
     from dsv4_matrix.report.result import Report
 
     report = context.options.report
@@ -85,15 +87,23 @@ def _run(context: Context, plan: RunPlan, every: int, level: Level) -> int:
     paths = admitted(context, cases, level)
     ledger.planned = {case.id for case in cases}
     bits, attested, told = {}, {}, 0
+    forced: dict[str, tuple[Forced, ...]] = {}
     for composed, worker, attestation in _executed(context, plan, cases, paths):
         ledger.record(composed.result)
         attested[worker] = attestation
+        if composed.forced:
+            forced[composed.result.id] = composed.forced
         if composed.bits is not None:
             bits[composed.result.id] = composed.bits
         elif (told := told + 1) <= _FULL_MESSAGES:
             print(f"run {plan.name}: {composed.message}", file=sys.stderr)
     written = dumps(BitsReport(Report(header, ledger.complete("not compared by the gate")), bits))
     write_in_one_step(written, report)
+    if forced:
+        lines = [encode({"id": case, **asdict(value)}) for case, values in sorted(forced.items()) for value in values]
+        path = report.with_suffix(".forced.jsonl")
+        write_in_one_step(("\n".join(lines) + "\n").encode("ascii"), path)
+        print(f"run {plan.name}: {len(lines)} values of {len(forced)} cases were replaced by a rule, see {path}")
     from dsv4_matrix.environment import Attestation
 
     write_attestations(report, [Attestation.from_json(attested[worker]) for worker in sorted(attested)], os.environ)

@@ -11,7 +11,7 @@ from dsv4_matrix.cases.batch import GRAPH_MODES
 from dsv4_matrix.cases.compose import Composition, variant_for
 from dsv4_matrix.cases.poison import garbage_selection, poison_pools
 from dsv4_matrix.cases.scenario import Observation
-from dsv4_matrix.declaration.model import Case
+from dsv4_matrix.declaration.model import Case, Variant
 from dsv4_matrix.modes.drive import drive
 from dsv4_matrix.modes.eager import prepare
 from dsv4_matrix.modes.padding import PadSpec, pad
@@ -34,15 +34,22 @@ class Answer:
 
 
 def drive_composition(
-    case: Case, composition: Composition, factory: BackendFactory, device: str, *, padded: bool = False
+    case: Case,
+    composition: Composition,
+    factory: BackendFactory,
+    device: str,
+    *,
+    padded: bool = False,
+    variant: Variant | None = None,
 ) -> tuple[Trace, tuple[Answer, ...]]:
     """Run all batches as ``case``'s mode does; the trace, and every answer to the needle. Raises as ``drive``.
 
-    ``padded`` adds the first batch with pad requests behind it, where the mode is eager and pads requests at all.
+    ``variant`` is what is driven, by default ``variant_for``. ``padded`` adds the first batch with pad requests behind
+    it, where the mode is eager and pads requests at all.
     """
     assert case.cell is not None
     assert case.variant is not None
-    driven = replace(case, variant=variant_for(composition, case.variant))
+    driven = replace(case, variant=variant or variant_for(composition, case.variant))
     trace = drive(driven, composition.scenario, factory, device)
     answers: list[Answer] = []
     chunks: dict[tuple[str, str], list[Observation]] = {}

@@ -162,6 +162,17 @@ def test_a_serial_path_is_admitted_where_needles_are_alone():
         admitted(context, context.cases, Level.BATCH)
 
 
+def test_a_serial_path_gets_one_request_a_call_also_in_graphs(tmp_path):
+    wrong = ("--backend", "wrong_bits:SerialOnly", "--cells", C4_GRAPH, "--level", "L1", "-n", "1")
+    status, said, verdict = gate(tmp_path, *wrong)
+    assert status == 0, said
+    assert verdict["aligned"]
+    for run in "AB":
+        line = json.loads(next(tmp_path.glob(f"gate-*/{run}.forced.jsonl")).read_text())
+        assert line == {"field": "bucket", "id": C4_GRAPH, "new": "1", "old": "3", "rule": "attention is serial_only"}
+        assert f"run {run}: 1 values of 1 cases were replaced by a rule" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [
