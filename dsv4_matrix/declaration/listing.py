@@ -77,7 +77,8 @@ def explain_text(matrix: Matrix, name: str, kernels: Sequence[str] = ()) -> str:
     """
     for case in matrix.cases():
         if case.id == name:
-            return "\n".join([*_case_lines(case), *(kernels if case.variant else ()), _run_line(case.id)])
+            promise = [_promise_line(case.cell)] if case.cell and case.variant else []
+            return "\n".join([*_case_lines(case), *promise, *(kernels if case.variant else ()), _run_line(case.id)])
     try:
         cell = matrix.cell(name)
     except KeyError:
@@ -87,7 +88,7 @@ def explain_text(matrix: Matrix, name: str, kernels: Sequence[str] = ()) -> str:
     if cell.place:
         lines.append(f"  declared at {cell.place}")
     if cell.variants:
-        lines.append(f"  promises {cell.promise.value}: {LEVELS[cell.promise]}")
+        lines.append(_promise_line(cell))
     lines += [f"  {agreement_text(bits)}" for bits in cell.prefill_bits]
     cases = _cases_of_cells(matrix)[cell.id]
     for case in cases:
@@ -95,6 +96,10 @@ def explain_text(matrix: Matrix, name: str, kernels: Sequence[str] = ()) -> str:
     pattern = cases[0].id if len(cases) == 1 else _pattern(matrix, cell)
     told = ["", *kernels] if cell.variants and kernels else []
     return "\n".join([*lines, *told, "", _run_line(pattern)])
+
+
+def _promise_line(cell: Cell) -> str:
+    return f"  promises {cell.promise.value}: {LEVELS[cell.promise]}"
 
 
 def _cases_of_cells(matrix: Matrix) -> dict[str, list[Case]]:

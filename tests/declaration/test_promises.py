@@ -30,6 +30,10 @@ def test_promises_are_read_and_explained(edited: Callable[..., bytes]) -> None:
     assert "promises L4: a row's bits do not depend on its batch" in told
     assert "dense prefill has the bits of decode" in told
     assert "sparse prefill differs from decode in bits, from 65 tokens on" in told
+    case = next(case for case in matrix.cases() if case.cell_id == "r0/eager")
+    assert "promises L4: a row's bits do not depend on its batch" in explain_text(matrix, case.id)
+    probe = next(case for case in matrix.cases() if case.kind != "case")
+    assert "promises" not in explain_text(matrix, probe.id)
 
 
 def test_unknown_is_a_word_of_its_own(edited: Callable[..., bytes]) -> None:
