@@ -96,3 +96,20 @@ def test_one_worker_needs_no_pool(monkeypatch):
     monkeypatch.setattr(gate_child, "_one", lambda context, plan, case, paths: case.id)
     cases = [SimpleNamespace(id=name) for name in "ba"]
     assert list(gate_child._executed(SimpleNamespace(options=None), PLAN_A, cases, ())) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "hip", "capability", "name"),
+    [
+        ("cpu", None, (9, 0), "interpreter"),
+        ("gpu", None, (9, 0), "sm90"),
+        ("gpu", None, (10, 3), "sm103"),
+        ("gpu", "7.0", (9, 5), "gfx950"),
+    ],
+)
+def test_the_architecture_is_named_as_backends_declare_it(monkeypatch, kind, hip, capability, name):
+    properties = SimpleNamespace(gcnArchName="gfx950:sramecc+:xnack-")
+    cuda = SimpleNamespace(get_device_capability=lambda _: capability, get_device_properties=lambda _: properties)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=hip)))
+    context = SimpleNamespace(machine=SimpleNamespace(kind=kind))
+    assert gate_child._architecture(context) == name
