@@ -36,6 +36,10 @@ _FULL_MESSAGES = 4
 ATTENTION, PREFILL = "attention", "sparse-prefill"
 
 
+class WorkerDiedError(RuntimeError):
+    """A worker process ended by itself; its case, and those behind it, have no result."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """One run of a gate. 0 when the report is written, whatever the cases say; 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m dsv4_matrix.gate_child", allow_abbrev=False)
@@ -65,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BadInputError, ValueError) as error:
         print(f"dsv4-matrix gate, run {plan.name}: {str(error).replace('--matrix-', '--')}", file=sys.stderr)
         return BAD_INPUT
-    except BrokenProcessPool:
-        print(f"dsv4-matrix gate, run {plan.name}: a worker died", file=sys.stderr)
+    except WorkerDiedError as error:
+        print(f"dsv4-matrix gate, run {plan.name}: {error}", file=sys.stderr)
         return SHORT
 
 
@@ -157,9 +161,15 @@ def _executed(
         for case, future in futures:
             if future.cancel():  # nobody else has begun it
                 yield _one(context, plan, case, paths)
-        for _, future in futures:
-            if not future.cancelled():
+        for at, (_, future) in enumerate(futures):
+            if future.cancelled():
+                continue
+            try:
                 yield future.result()
+            except BrokenProcessPool:
+                left = [case.id for case, other in futures[at:] if not other.cancelled() and other.exception()]
+                running = ", ".join(left[:workers])  # cases are begun in order, so it is among the first
+                raise WorkerDiedError(f"a worker died, running one of these: {running}") from None
 
 
 #: Of a worker process: its context, plan and kernel paths.

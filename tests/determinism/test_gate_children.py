@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -89,6 +91,28 @@ def test_each_case_is_run_once_by_the_first_that_is_free(monkeypatch, begun):
         ("pool" if name in begun else "here", name) for name in "abc"
     )
     assert Pool.made == (2,)  # of three workers for three cases one is this process
+
+
+def test_a_worker_that_dies_leaves_the_names_of_what_it_may_have_run(monkeypatch):
+    class Broken(Pool):
+        def submit(self, _, case_id):
+            def result():
+                raise BrokenProcessPool("died")
+
+            answered = case_id == "a"
+            return SimpleNamespace(
+                cancel=lambda: False,
+                cancelled=lambda: False,
+                exception=lambda: None if answered else BrokenProcessPool("died"),
+                result=(lambda: ("pool", "a")) if answered else result,
+            )
+
+    monkeypatch.setattr(gate_child, "ProcessPoolExecutor", Broken)
+    cases = [SimpleNamespace(id=name) for name in "abcdefg"]
+    found = gate_child._executed(SimpleNamespace(options=None), replace(PLAN_B, workers=3), cases, ())
+    assert next(found) == ("pool", "a")
+    with pytest.raises(gate_child.WorkerDiedError, match="one of these: b, c, d$"):
+        next(found)
 
 
 def test_one_worker_needs_no_pool(monkeypatch):
