@@ -111,7 +111,7 @@ def test_a_worker_that_dies_leaves_the_names_of_what_it_may_have_run(monkeypatch
     cases = [SimpleNamespace(id=name) for name in "abcdefg"]
     found = gate_child._executed(SimpleNamespace(options=None), replace(PLAN_B, workers=3), cases, ())
     assert next(found) == ("pool", "a")
-    with pytest.raises(gate_child.WorkerDiedError, match="one of these: b, c, d$"):
+    with pytest.raises(gate_child.WorkerDiedError, match=r"one of these: b, c, d$"):
         next(found)
 
 
