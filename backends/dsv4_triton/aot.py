@@ -83,7 +83,7 @@ def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, A
             {**mapped, "MAPPED": True, "SPARSE": False},
             {"num_warps": 4},
         ),
-        "unpack": (store._unpack, STORE_POINTERS, rows, {"num_warps": 4}),
+        "unpack": (store._unpack, STORE_POINTERS, {**rows, "ASM": target.packed_decode}, {"num_warps": 4}),
         **(_hopper_variants() if target.name == "sm90" else {}),
     }
 

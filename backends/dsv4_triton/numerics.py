@@ -183,3 +183,45 @@ def decode_packed(lanes, first, second):
         is_pure=True,
         pack=1,
     )
+
+
+@device_function
+def decode_scaled(code, byte, ASM: tl.constexpr):
+    """e4m3 bytes (uint8) times the factors of scale bytes (int32, a shape that broadcasts) -> bf16, rounded once.
+
+    Code 0x80 becomes +0, by either path. In assembly (``ASM``: sm_80 and later), ``decode_packed`` on four neighbours a
+    register, each with a factor of its own.
+    """
+    if ASM:
+        first = tl.where(byte == 255, 0x7FC0, (tl.minimum(byte, 134) + 120) << 7).to(tl.int16)
+        second = ((tl.maximum(byte, 134) - 7) << 7).to(tl.int16)
+        value = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, b, t, u, n, c, d;
+            prmt.b32 a, $2, 0, 0x1404;
+            prmt.b32 b, $2, 0, 0x3424;
+            shr.b32 t, a, 4;
+            shr.b32 u, b, 4;
+            and.b32 a, a, 0x80008000;
+            and.b32 b, b, 0x80008000;
+            lop3.b32 t, t, 0x07f007f0, a, 0xEA;
+            lop3.b32 u, u, 0x07f007f0, b, 0xEA;
+            and.b32 n, $2, 0x7f7f7f7f;
+            add.u32 n, n, 0x01010101;
+            prmt.b32 c, n, 0, 0x9988;
+            prmt.b32 d, n, 0, 0xBBAA;
+            fma.rn.bf16x2 t, t, $3, c;
+            fma.rn.bf16x2 u, u, $4, d;
+            mov.b32 n, 0x80008000;
+            fma.rn.bf16x2 $0, t, $5, n;
+            fma.rn.bf16x2 $1, u, $6, n;
+            }""",
+            "=r,=r,r,r,r,r,r",
+            [code, first, second],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        value = fp32_to_bf16(decode_e4m3(code) * decode_scale(byte))
+    return value

@@ -21,11 +21,9 @@ import triton.language as tl
 from dsv4_triton.arguments import divider
 from dsv4_triton.geometry import HEAD_DIM
 from dsv4_triton.numerics import (
-    decode_e4m3,
-    decode_scale,
+    decode_scaled,
     device_function,
     encode_scaled,
-    fp32_to_bf16,
     inverse_scale,
     scale_byte,
 )
@@ -98,7 +96,9 @@ def _pack_and_store(
 @triton.jit(
     do_not_specialize=["n", "page_entries", "magic", "shift", "capacity"], do_not_specialize_on_alignment=["slots"]
 )
-def _unpack(pool, page_entries, magic, shift, capacity, stride, slots, out, out_stride, n, ROWS: tl.constexpr):
+def _unpack(
+    pool, page_entries, magic, shift, capacity, stride, slots, out, out_stride, n, ASM: tl.constexpr, ROWS: tl.constexpr
+):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < n
     slot = tl.load(slots + row, mask=inside, other=0).to(tl.int64)
@@ -110,13 +110,14 @@ def _unpack(pool, page_entries, magic, shift, capacity, stride, slots, out, out_
     column = (group[:, None] * 64 + lane[None, :])[None, :, :]
     nope = (group < 7)[None, :]
     code = tl.load(pool + data[:, None, None] + column, mask=live[:, None, None] & nope[:, :, None], other=0)
-    byte = tl.load(pool + scales[:, None] + group[None, :], mask=live[:, None] & nope, other=0)
-    value = fp32_to_bf16(decode_e4m3(code) * decode_scale(byte)[:, :, None])
-    to = out + row.to(tl.int64)[:, None, None] * out_stride + column
-    tl.store(to, value, mask=inside[:, None, None] & nope[:, :, None])
+    byte = tl.load(pool + scales[:, None] + group[None, :], mask=live[:, None] & nope, other=0).to(tl.int32)
+    # before anything is stored, behind which it could not be moved: for all a compiler knows, that changes the pool
     rope_at = (pool + data[:, None] + 448).to(tl.pointer_type(tl.bfloat16)) + lane[None, :]
     rope = tl.load(rope_at, mask=live[:, None], other=0.0)
-    tl.store(out + row.to(tl.int64)[:, None] * out_stride + 448 + lane[None, :], rope, mask=inside[:, None])
+    to = out + row.to(tl.int64) * out_stride
+    value = decode_scaled(code, byte[:, :, None], ASM)
+    tl.store(to[:, None, None] + column, value, mask=inside[:, None, None] & nope[:, :, None])
+    tl.store(to[:, None] + 448 + lane[None, :], rope, mask=inside[:, None])
 
 
 def _slots(pool: PackedPool) -> int:
@@ -210,5 +211,5 @@ def unpack(pool: PackedPool, slots: torch.Tensor, out: torch.Tensor) -> None:
         _unpack[(triton.cdiv(n, target.store_rows),)](
             pool.buffer, pool.page_entries, *divider(pool.page_entries), _slots(pool), pool.buffer.stride(0),
             slots.contiguous(), out, out.stride(0), n,
-            ROWS=target.store_rows, num_warps=4, enable_fp_fusion=True,
+            ASM=target.packed_decode, ROWS=target.store_rows, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
