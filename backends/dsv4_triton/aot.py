@@ -1,7 +1,8 @@
 """Compile every kernel for any target on a machine without a GPU, and say what the result needs.
 
 ``python -m dsv4_triton.aot sm90 attend_packed ...`` prints one JSON object a line; without names it takes every kernel.
-Where there is no GPU, ``DSV4_TRITON_COMPILE_ONLY=1`` lets it be imported. It has to be a process of its own (``compile_in_subprocess``): an interpreted process holds no compilable kernels.
+Where there is no GPU, ``DSV4_TRITON_COMPILE_ONLY=1`` lets it be imported. It has to be a process of its own
+(``compile_in_subprocess``): an interpreted process holds no compilable kernels.
 """
 
 from __future__ import annotations
