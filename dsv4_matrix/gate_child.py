@@ -203,8 +203,8 @@ def _one(context: Context, plan: RunPlan, case: Case, paths: tuple[KernelPath, .
     from dsv4_matrix.gate import row_store
 
     assert context.options.report is not None
-    # numpy on a poisoned row, in Triton's interpreter
-    warnings.filterwarnings("ignore", "All-NaN slice encountered", RuntimeWarning)
+    for text in ("All-NaN slice", "invalid value"):  # numpy on a poisoned row, in Triton's interpreter
+        warnings.filterwarnings("ignore", f"{text} encountered", RuntimeWarning)
     faulthandler.dump_traceback_later(context.timeout, exit=True)  # a hung kernel never returns to Python
     try:
         composed = execute_composed(case, context.setup, plan, row_store(context.options.report), paths)
