@@ -159,7 +159,8 @@ def _run_side_by_side(children: Sequence[_Child], out: TextIO) -> None:
     """
     for child in children:
         plan = child.plan
-        out.write(f"run {plan.name}: {plan.workers} workers, {'descending' if plan.reverse else 'ascending'} order\n")
+        workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
+        out.write(f"run {plan.name}: {workers}, {'descending' if plan.reverse else 'ascending'} order\n")
     out.flush()
     running: dict[str, subprocess.Popen[bytes]] = {}
     try:

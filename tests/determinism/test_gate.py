@@ -49,7 +49,7 @@ def test_sound_runs_are_aligned(tmp_path):
     assert verdict["aligned"] is True
     assert verdict["compared"] == 2
     assert not list(tmp_path.glob("gate-*/*.rows"))
-    assert "run A: 1 workers, ascending" in out
+    assert "run A: 1 worker, ascending" in out
     assert "run B: 4 workers, descending" in out
 
 
