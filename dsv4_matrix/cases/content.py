@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,8 +28,13 @@ MAGNITUDES = (1.0, 2.0**-6, 2.0**-13)
 #: Tokens this far behind the first row repeat a block: no row sees them, so that they need not be drawn.
 _FAR = 512
 _BLOCK = 256
+#: Threads that draw beside each other. Each draw has a generator of its own, so that their order decides nothing, and
+#: numpy lets other threads run while it fills an array.
+_DRAWERS = 4
 
 FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+#: Arrays that are being drawn.
+_Draw = Future[list[FloatArray]]
 
 
 @dataclass(frozen=True)
@@ -86,19 +93,44 @@ class Content:
         self._rejected: dict[int, _Rejected] = {}
         length: dict[int, int] = {}
         first: dict[int, int] = {}
+        dropped: dict[int, Span] = {}
         for plan in plans:
             for span in plan.spans:
                 length[span.request] = max(length.get(span.request, 0), span.total)
                 first.setdefault(span.request, span.prefix)
                 if span.kept < span.rows:
-                    self._rejected[span.request] = self._draw_rejected(span, seed)
-        for request, total in length.items():
-            mean, size = _mean(seed, request), magnitude(request)
-            self._committed[request] = _Committed(
-                torch.from_numpy(mean).to(device) * size,
-                self._long(stream(seed, "tokens", request), mean, total + 1, first[request] - _FAR) * size,
-                self._keys(stream(seed, "entries", request), mean, total // ratio + 1 if ratio else 0) * size,
-            )
+                    dropped[span.request] = span
+        with ThreadPoolExecutor(_DRAWERS) as drawers:
+            draw = partial(_begin_draw, drawers, seed)
+            committed = {
+                request: (
+                    draw("tokens", request, *_long_counts(total + 1, first[request] - _FAR)),
+                    draw("entries", request, total // ratio + 1 if ratio else 0),
+                )
+                for request, total in length.items()
+            }
+            rejected = {
+                request: (
+                    draw("rejected tokens", request, span.total - span.prefix - span.kept),
+                    draw("rejected entries", request, self._entries_dropped(span)),
+                )
+                for request, span in dropped.items()
+            }
+            for request, (tokens, entries) in committed.items():
+                mean, size = torch.from_numpy(_mean(seed, request)).to(device), magnitude(request)
+                near = first[request] - _FAR
+                self._committed[request] = _Committed(
+                    mean * size, self._long(tokens, near) * size, self._moved(entries)[0] * size
+                )
+            for request, (tokens, entries) in rejected.items():
+                span, size = dropped[request], magnitude(request)
+                position = span.prefix + span.kept
+                self._rejected[request] = _Rejected(
+                    position,
+                    self._moved(tokens)[0] * size,
+                    position // ratio if ratio else 0,
+                    self._moved(entries)[0] * size,
+                )
 
     def bank(self, plan: StepPlan) -> Bank:
         """The keys as of ``plan``: committed ones, the step's own rows, and decoys."""
@@ -123,31 +155,38 @@ class Content:
             magnitude=np.array([magnitude(span.request) for span in plan.spans], np.float32),
         )
 
-    def _draw_rejected(self, span: Span, seed: int) -> _Rejected:
-        mean, size = _mean(seed, span.request), magnitude(span.request)
-        position = span.prefix + span.kept
-        entry = position // self._ratio if self._ratio else 0
-        stored = span.total // self._ratio - entry if self._ratio else 0
-        return _Rejected(
-            position,
-            self._keys(stream(seed, "rejected tokens", span.request), mean, span.total - position) * size,
-            entry,
-            self._keys(stream(seed, "rejected entries", span.request), mean, stored) * size,
-        )
+    def _entries_dropped(self, span: Span) -> int:
+        return span.total // self._ratio - (span.prefix + span.kept) // self._ratio if self._ratio else 0
 
-    def _keys(self, generator: np.random.Generator, mean: FloatArray, count: int) -> Tensor:
-        drawn = generator.standard_normal((count, HEAD_DIM), dtype=np.float32)
-        drawn *= DEVIATION
-        drawn += mean
-        return torch.from_numpy(np.clip(drawn, -CLIP, CLIP, out=drawn)).to(torch.bfloat16).to(self._device)
+    def _moved(self, drawn: _Draw) -> list[Tensor]:
+        """bf16, on the case's device, once they are drawn."""
+        return [torch.from_numpy(part).to(torch.bfloat16).to(self._device) for part in drawn.result()]
 
-    def _long(self, generator: np.random.Generator, mean: FloatArray, count: int, near: int) -> Tensor:
-        """``count`` keys, of which those before ``near`` repeat a block of ``_BLOCK``: long contexts stay cheap."""
-        if near <= _BLOCK:
-            return self._keys(generator, mean, count)
-        block = self._keys(generator, mean, _BLOCK)
-        far = block.repeat(-(-near // _BLOCK), 1)[:near]
-        return torch.cat([far, self._keys(generator, mean, count - near)])
+    def _long(self, drawn: _Draw, near: int) -> Tensor:
+        """Keys of which those before ``near`` repeat a block of ``_BLOCK``: long contexts stay cheap."""
+        parts = self._moved(drawn)
+        if len(parts) == 1:
+            return parts[0]
+        block, rest = parts
+        return torch.cat([block.repeat(-(-near // _BLOCK), 1)[:near], rest])
+
+
+def _long_counts(count: int, near: int) -> tuple[int, ...]:
+    """What ``_long`` draws for ``count`` keys: all of them, or the block and those from ``near`` on."""
+    return (count,) if near <= _BLOCK else (_BLOCK, count - near)
+
+
+def _begin_draw(drawers: Executor, seed: int, name: str, request: int, *counts: int) -> _Draw:
+    """Keys of ``request`` from the stream of that name: one array for each of ``counts``, drawn one after the other."""
+    mean, generator = _mean(seed, request), stream(seed, name, request)
+    return drawers.submit(lambda: [_drawn(generator, mean, count) for count in counts])
+
+
+def _drawn(generator: np.random.Generator, mean: FloatArray, count: int) -> FloatArray:
+    drawn = generator.standard_normal((count, HEAD_DIM), dtype=np.float32)
+    drawn *= DEVIATION
+    drawn += mean
+    return np.clip(drawn, -CLIP, CLIP, out=drawn)
 
 
 def magnitude(request: int) -> float:
