@@ -121,6 +121,18 @@ def test_a_unit_weighs_what_its_cases_do(matrix: Matrix) -> None:
         assert unit.cost == sum(cost_of(case, device) for case in matrix.cases(device) if case.id in unit.cases)
 
 
+@pytest.mark.parametrize("workers", [2, 4])
+def test_workers_of_a_gpu_machine_have_the_same_number_of_steps(matrix: Matrix, workers: int) -> None:
+    """Row-blocks alone gave one of two workers a fifth more of what a GPU takes time for."""
+    cases = matrix.cases("gpu")
+    nodeids = [f"test_cells.py::test_cell[{case.id}]" for case in cases]
+    places = divide_tests(nodeids, dict(zip(nodeids, cases, strict=True)), "gpu", workers)
+    loads = [sum(cost_of(cases[index], "gpu") for index in place) for place in places]
+    assert max(loads) <= 1.05 * sum(loads) / workers
+    by_blocks = divide_tests(nodeids, dict(zip(nodeids, cases, strict=True)), "cpu", workers)
+    assert max(sum(cost_of(cases[index], "gpu") for index in place) for place in by_blocks) > max(loads)
+
+
 def test_more_shards_than_cells_is_refused(matrix: Matrix) -> None:
     cells = len(units_of(matrix.cases("gpu"), "gpu"))
     with pytest.raises(PlanError, match=f"give at most {cells}"):
@@ -138,11 +150,12 @@ def test_shards_count_from_one() -> None:
     assert str(Shard(2, 4)) == "2/4"
 
 
-def test_tests_without_a_case_stay_together_by_file(matrix: Matrix) -> None:
-    cases = matrix.cases("cpu")
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_tests_without_a_case_stay_together_by_file(matrix: Matrix, device: str) -> None:
+    cases = matrix.cases(device)
     nodeids = [f"tests/test_{file}.py::test_{k}" for file in "ab" for k in range(3)]
     nodeids += [f"test_cells.py::test_cell[{case.id}]" for case in cases]
-    lists = divide_tests(nodeids, {f"test_cells.py::test_cell[{case.id}]": case for case in cases}, "cpu", 5)
+    lists = divide_tests(nodeids, {f"test_cells.py::test_cell[{case.id}]": case for case in cases}, device, 5)
     assert sorted(index for place in lists for index in place) == list(range(len(nodeids)))
     for group in (range(3), range(3, 6)):
         assert sum(bool(set(group) & set(place)) for place in lists) == 1
