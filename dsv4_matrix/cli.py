@@ -131,6 +131,9 @@ def _parser() -> argparse.ArgumentParser:
         "--folder", metavar="DIR", default="build/gate", help="for reports and verdict (default: build/gate)"
     )
     made.add_argument("--record", metavar="DIR", help="write the verdict there as evidence; of the whole matrix only")
+    made.add_argument(
+        "--router", metavar="module:attr", help="who runs what, as dsv4_matrix.routing.Router (default: by static cost)"
+    )
     made.add_argument("--require-gpu", action="store_true", help="fail where there is no usable GPU")
     made = add("bench", _bench, "time a FlashMLA-compatible kernel on this GPU against floors and a peer's table")
     made.add_argument("--kernel", metavar="NAME|module:attr", help="function to time (default: the only one installed)")
@@ -248,6 +251,7 @@ def _gate(args: argparse.Namespace) -> int:
         devices=args.devices,
         folder=args.folder,
         record=args.record,
+        router=args.router,
         require_gpu=args.require_gpu,
     )
 

@@ -6,26 +6,21 @@ It leaves a report with digests, and an attestation of each of its workers. ``ds
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import os
 import sys
-import threading
-import warnings
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Sequence
 from dataclasses import asdict
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv4_matrix.context import BadInputError, Context, Options
 from dsv4_matrix.gate import RunPlan, sampled
+from dsv4_matrix.gate_workers import WorkerDiedError, executed
 from dsv4_matrix.report.bits import Level
+from dsv4_matrix.routing import Router, load_router
 
 if TYPE_CHECKING:
     from dsv4_matrix.admission import KernelPath
-    from dsv4_matrix.composition import Composed
     from dsv4_matrix.declaration.model import Case, Matrix
     from dsv4_matrix.overrides import Forced
 
@@ -36,14 +31,10 @@ _FULL_MESSAGES = 4
 ATTENTION, PREFILL = "attention", "sparse-prefill"
 
 
-class WorkerDiedError(RuntimeError):
-    """A worker process ended by itself; its case, and those behind it, have no result."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """One run of a gate. 0 when the report is written, whatever the cases say; 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m dsv4_matrix.gate_child", allow_abbrev=False)
-    for name in ("--matrix", "--backend", "--reference", "--cells"):
+    for name in ("--matrix", "--backend", "--reference", "--cells", "--router"):
         parser.add_argument(name)
     parser.add_argument("--report", required=True, type=Path)
     parser.add_argument("--every", type=int, default=1)
@@ -65,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         explicit=True,
     )
     try:
-        return _run(Context(options), plan, args.every, args.level)
+        router = None if args.router is None else load_router(args.router)
+        return _run(Context(options), plan, args.every, args.level, router)
     except (BadInputError, ValueError) as error:
         print(f"dsv4-matrix gate, run {plan.name}: {str(error).replace('--matrix-', '--')}", file=sys.stderr)
         return BAD_INPUT
@@ -74,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return SHORT
 
 
-def _run(context: Context, plan: RunPlan, every: int, level: Level) -> int:
+def _run(context: Context, plan: RunPlan, every: int, level: Level, router: Router | None) -> int:
     from dsv4_matrix.gate import write_attestations
     from dsv4_matrix.report.bits import BitsReport, dumps
     from dsv4_matrix.report.canonical import encode, write_in_one_step
@@ -92,7 +84,7 @@ def _run(context: Context, plan: RunPlan, every: int, level: Level) -> int:
     ledger.planned = {case.id for case in cases}
     bits, attested, told = {}, {}, 0
     forced: dict[str, tuple[Forced, ...]] = {}
-    for composed, worker, attestation in _executed(context, plan, cases, paths):
+    for composed, worker, attestation in executed(context, plan, cases, paths, router):
         ledger.record(composed.result)
         attested[worker] = attestation
         if composed.forced:
@@ -142,75 +134,6 @@ def _architecture(context: Context) -> str:
         return str(torch.cuda.get_device_properties(0).gcnArchName).partition(":")[0]
     major, minor = torch.cuda.get_device_capability(0)
     return f"sm{major}{minor}"
-
-
-def _executed(
-    context: Context, plan: RunPlan, cases: Sequence[Case], paths: tuple[KernelPath, ...]
-) -> Iterator[tuple[Composed, int, str]]:
-    """Each case with its worker and the worker's attestation. All workers take cases in the order of ``cases``.
-
-    This process is one of them: it has torch and a device already, and works while the others start.
-    """
-    workers = min(plan.workers, len(cases))
-    if workers == 1:
-        for case in cases:
-            yield _one(context, plan, case, paths)
-        return
-    with ProcessPoolExecutor(workers - 1, get_context("spawn"), _start, (context.options, plan, paths)) as pool:
-        futures = [(case, pool.submit(_one_here, case.id)) for case in cases]
-        for case, future in futures:
-            if future.cancel():  # nobody else has begun it
-                yield _one(context, plan, case, paths)
-        for at, (_, future) in enumerate(futures):
-            if future.cancelled():
-                continue
-            try:
-                yield future.result()
-            except BrokenProcessPool:
-                left = [case.id for case, other in futures[at:] if not other.cancelled() and other.exception()]
-                running = ", ".join(left[:workers])  # cases are begun in order, so it is among the first
-                raise WorkerDiedError(f"a worker died, running one of these: {running}") from None
-
-
-#: Of a worker process: its context, plan and kernel paths.
-_worker: tuple[Context, RunPlan, tuple[KernelPath, ...]] | None = None
-
-
-def _start(options: Options, plan: RunPlan, paths: tuple[KernelPath, ...]) -> None:
-    global _worker
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = Context(options), plan, paths
-    _ = _worker[0].setup
-
-
-def _end_with_parent() -> None:
-    """A worker of a run that was ended would wait for its next case for ever, on a GPU that others need."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(SHORT)
-
-
-def _one_here(case_id: str) -> tuple[Composed, int, str]:
-    assert _worker is not None
-    context, plan, paths = _worker
-    return _one(context, plan, next(case for case in context.matrix.cases() if case.id == case_id), paths)
-
-
-def _one(context: Context, plan: RunPlan, case: Case, paths: tuple[KernelPath, ...]) -> tuple[Composed, int, str]:
-    from dsv4_matrix.composition import execute_composed
-    from dsv4_matrix.environment import SUITE, attest
-    from dsv4_matrix.gate import row_store
-
-    assert context.options.report is not None
-    for text in ("All-NaN slice", "invalid value"):  # numpy on a poisoned row, in Triton's interpreter
-        warnings.filterwarnings("ignore", f"{text} encountered", RuntimeWarning)
-    faulthandler.dump_traceback_later(context.timeout, exit=True)  # a hung kernel never returns to Python
-    try:
-        composed = execute_composed(case, context.setup, plan, row_store(context.options.report), paths)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-    return composed, os.getpid(), attest([SUITE]).to_json()
 
 
 def comparable(matrix: Matrix, device: str, level: Level) -> list[Case]:

@@ -32,6 +32,7 @@ def gate(
     devices: str | None = None,
     folder: str | os.PathLike[str] = "build/gate",
     record: str | os.PathLike[str] | None = None,
+    router: str | None = None,
     require_gpu: bool = False,
 ) -> int:
     """Run twice, compare bit for bit, print the verdict.
@@ -45,6 +46,8 @@ def gate(
         minimum: rows to be compared at least; by default two for each case that every device runs.
         devices: ``X,Y``, entries of CUDA_VISIBLE_DEVICES for the two runs; needed for L4.
         folder: where reports, rows and verdict go.
+        router: ``module:attribute`` that says which worker runs which case (``dsv4_matrix.routing``); by default by
+            static cost.
         record: folder for this device's evidence, ``<device>.gate.json``; only of the whole matrix.
 
     Returns:
@@ -76,7 +79,7 @@ def gate(
         return BAD_INPUT
     child = ["-m", "dsv4_matrix.gate_child", "--matrix", context.matrix.path, "--every", str(every)]
     child += ["--level", asked.value]
-    for name, value in (("--backend", backend), ("--reference", reference), ("--cells", cells)):
+    for name, value in (("--backend", backend), ("--reference", reference), ("--cells", cells), ("--router", router)):
         child += [] if value is None else [name, value]
     child += ["--require-gpu"] if require_gpu else []
     return run_gate(

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsv4_matrix import gate_child
+from dsv4_matrix import gate_child, gate_workers
 from dsv4_matrix.gate import PLAN_A, PLAN_B, run_gate
 from dsv4_matrix.report.bits import Level
+from dsv4_matrix.routing import RoutingError
 
 TOY = Path(__file__).parent / "toy_run.py"
 
@@ -35,7 +36,7 @@ def test_a_run_that_fails_ends_the_other(tmp_path, capfd):
 
 ORPHANS = """
 import multiprocessing, os, signal, threading, time
-from dsv4_matrix.gate_child import _end_with_parent
+from dsv4_matrix.gate_workers import _end_with_parent
 
 def worker(told):
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -60,13 +61,15 @@ def test_workers_end_with_their_run(tmp_path):
 
 
 class Pool:
-    """Stands for the pool: workers that have begun the cases named so far, and never get to the others."""
+    """Stands for a pool of one worker, whose case ``dies`` if it has that one."""
 
-    begun: tuple[str, ...] = ()
-    made: tuple[int, ...] = ()
+    dies = ""
+    made = 0
 
     def __init__(self, workers, *_):
-        Pool.made = (*Pool.made, workers)
+        assert workers == 1
+        Pool.made += 1
+        self.dead = False
 
     def __enter__(self):
         return self
@@ -75,51 +78,84 @@ class Pool:
         return None
 
     def submit(self, _, case_id):
-        taken = case_id in self.begun
-        return SimpleNamespace(cancel=lambda: not taken, cancelled=lambda: not taken, result=lambda: ("pool", case_id))
+        self.dead = dead = self.dead or case_id == self.dies
 
-
-@pytest.mark.parametrize("begun", [(), ("a",), ("a", "c"), ("a", "b", "c")])
-def test_each_case_is_run_once_by_the_first_that_is_free(monkeypatch, begun):
-    monkeypatch.setattr(gate_child, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(gate_child, "_one", lambda context, plan, case, paths: ("here", case.id))
-    monkeypatch.setattr(Pool, "begun", begun)
-    monkeypatch.setattr(Pool, "made", ())
-    cases = [SimpleNamespace(id=name) for name in "abc"]
-    context = SimpleNamespace(options=None)
-    assert sorted(gate_child._executed(context, PLAN_B, cases, ())) == sorted(
-        ("pool" if name in begun else "here", name) for name in "abc"
-    )
-    assert Pool.made == (2,)  # of three workers for three cases one is this process
-
-
-def test_a_worker_that_dies_leaves_the_names_of_what_it_may_have_run(monkeypatch):
-    class Broken(Pool):
-        def submit(self, _, case_id):
-            def result():
+        def result():
+            if dead:
                 raise BrokenProcessPool("died")
+            return "pool", case_id
 
-            answered = case_id == "a"
-            return SimpleNamespace(
-                cancel=lambda: False,
-                cancelled=lambda: False,
-                exception=lambda: None if answered else BrokenProcessPool("died"),
-                result=(lambda: ("pool", "a")) if answered else result,
-            )
+        return SimpleNamespace(result=result)
 
-    monkeypatch.setattr(gate_child, "ProcessPoolExecutor", Broken)
-    cases = [SimpleNamespace(id=name) for name in "abcdefg"]
-    found = gate_child._executed(SimpleNamespace(options=None), replace(PLAN_B, workers=3), cases, ())
-    assert next(found) == ("pool", "a")
-    with pytest.raises(gate_child.WorkerDiedError, match=r"one of these: b, c, d$"):
+
+def made(name, **more):
+    variant = SimpleNamespace(**{"num_steps": 1, "forward": "decode", "extend_lens": (), **more})
+    return SimpleNamespace(id=name, cell=SimpleNamespace(mode="eager"), variant=variant)
+
+
+CONTEXT = SimpleNamespace(options=None, machine=SimpleNamespace(kind="gpu"))
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    monkeypatch.setattr(gate_workers, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(gate_workers, "_one", lambda context, plan, case, paths: ("here", case.id))
+    monkeypatch.setattr(Pool, "made", 0)
+    monkeypatch.setattr(Pool, "dies", "")
+    return Pool
+
+
+class Halves:
+    """Ids up to ``c`` in the first place, the others in the second."""
+
+    def assign(self, ids, places):
+        halves = tuple(sorted(i for i in ids if i <= "c")), tuple(sorted(i for i in ids if i > "c"))
+        return (*halves, *((),) * (places - 2))
+
+
+def test_each_case_is_run_once_and_the_first_place_is_this_process(pool):
+    cases = [made(name) for name in "fedcba"]
+    found = list(gate_workers.executed(CONTEXT, replace(PLAN_B, workers=4), cases, (), Halves()))
+    assert found == [*(("here", name) for name in "cba"), *(("pool", name) for name in "fed")]
+    assert pool.made == 1  # places without a case start nothing
+
+
+def test_one_worker_needs_no_pool(pool):
+    assert list(gate_workers.executed(CONTEXT, PLAN_A, [made("b"), made("a")], ())) == [("here", "b"), ("here", "a")]
+    assert pool.made == 0
+
+
+def test_a_worker_that_dies_leaves_the_name_of_its_case(pool):
+    pool.dies = "e"
+    found = gate_workers.executed(CONTEXT, replace(PLAN_B, workers=2), [made(name) for name in "abcdefg"], (), Halves())
+    assert [next(found) for _ in range(4)] == [("here", "a"), ("here", "b"), ("here", "c"), ("pool", "d")]
+    with pytest.raises(gate_workers.WorkerDiedError, match="a worker died in case e"):
         next(found)
 
 
-def test_one_worker_needs_no_pool(monkeypatch):
-    monkeypatch.setattr(gate_child, "ProcessPoolExecutor", None)
-    monkeypatch.setattr(gate_child, "_one", lambda context, plan, case, paths: case.id)
-    cases = [SimpleNamespace(id=name) for name in "ba"]
-    assert list(gate_child._executed(SimpleNamespace(options=None), PLAN_A, cases, ())) == ["b", "a"]
+def test_places_follow_the_ids_and_their_cost():
+    cases = [made("a", num_steps=4), made("b", forward="extend", extend_lens=(3, 70)), *map(made, "cdefghij")]
+    for device in ("gpu", "cpu"):
+        places = gate_workers.placed(cases, 3, device)
+        again = gate_workers.placed(cases[::-1], 3, device)
+        assert [sorted(case.id for case in place) for place in places] == [sorted(c.id for c in p) for p in again]
+        assert sorted(case.id for place in places for case in place) == list("abcdefghij")
+    first, _ = gate_workers.placed(cases, 2, "cpu")
+    assert [case.id for case in first] == ["b"]
+    assert len(gate_workers.placed(cases[:2], 8, "gpu")) == 2
+
+
+def test_a_router_that_is_not_pure_is_refused():
+    class Loaded:
+        calls = 0
+
+        def assign(self, ids, places):
+            Loaded.calls += 1
+            shift = Loaded.calls % places
+            return tuple(tuple(sorted(i for i in ids if (ord(i) + shift) % places == p)) for p in range(places))
+
+    with pytest.raises(RoutingError, match="it must look at the ids alone"):
+        gate_workers.placed([made(name) for name in "abcdef"], 2, "gpu", Loaded())
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,9 @@ def gate(folder, *arguments):
 
 
 def test_the_command_finds_sound_runs_aligned(tmp_path):
-    status, said, verdict = gate(tmp_path, "--cells", f"{DECODE},{C4_GRAPH}", "-n", "2")
+    status, said, verdict = gate(
+        tmp_path, "--cells", f"{DECODE},{C4_GRAPH}", "-n", "2", "--router", "dsv4_matrix.routing:ByCost"
+    )
     assert status == 0, said
     assert verdict["aligned"]
     assert verdict["compared"] == 4
@@ -178,6 +180,7 @@ def test_a_serial_path_gets_one_request_a_call_also_in_graphs(tmp_path):
     [
         (("--backend", "wrong_bits:Undeclared"), 1, "path attention declares no determinism"),
         (("--backend", "wrong_bits:SerialOnly"), 1, "unsupported(serial_only)"),
+        (("--router", "dsv4_matrix.routing:_ID"), 1, "run A ended with status 2"),
         (("--cells", "r9*"), 2, "gate: --cells: no case id matches 'r9*'"),
         (("--level", "L4"), 2, "name them, as in --devices 0,1"),
         (("--devices", "0,1"), 2, "only --level L4 compares devices"),
