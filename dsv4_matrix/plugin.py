@@ -110,7 +110,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     options = _options(config)
     worker: str | None = getattr(config, "workerinput", {}).get("workerid")
-    distributed = worker is None and config.getoption("dist", "no") != "no"
+    distributed = worker is None and _distributes(config)
     context = config.stash[CONTEXT] = Context(options, elsewhere=distributed)
     if worker is None:
         controller = config.stash[CONTROLLER] = Controller(config, context)
@@ -133,6 +133,13 @@ def pytest_configure(config: pytest.Config) -> None:
         from dsv4_matrix.distribution import Distribution
 
         config.pluginmanager.register(Distribution(config, context), "dsv4_matrix_distribution")
+
+
+def _distributes(config: pytest.Config) -> bool:
+    """Whether xdist hands out this run's tests, by its own rule: to collect only, this process needs no help."""
+    if config.getoption("collectonly", False):
+        return False
+    return config.getoption("dist", "no") != "no" and bool(config.getoption("tx", ()))
 
 
 def _options(config: pytest.Config) -> Options:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -204,3 +205,22 @@ def test_telemetry_says_when_and_where_each_case_ran(rig: Any, all_cases: tuple[
         mine = sorted((entry for entry in entries if entry.worker == worker), key=lambda entry: entry.started)
         assert len(mine) > 1
         assert all(one.started + one.seconds <= two.started + 0.01 for one, two in pairwise(mine))
+
+
+def test_collecting_only_needs_no_worker(tmp_path: Path) -> None:
+    """xdist starts none then, whatever -n says, and this process has to load the backend itself."""
+    (tmp_path / "test_mine.py").write_text("def test_cell(matrix_case):\n    matrix_case.execute()\n")
+    plain = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "PYTEST_ADDOPTS")}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-p", "dsv4_matrix", "-p", "xdist", "-n2", "--collect-only", "-q"),
+            *(f"--matrix={ROOT / 'matrix.yaml'}", "--matrix-backend=triton", "--matrix-cells=refusal-page-size"),
+        ],
+        cwd=tmp_path,
+        env={**plain, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "test_mine.py::test_cell[refusal-page-size]" in done.stdout
