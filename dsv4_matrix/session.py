@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 
@@ -20,6 +20,7 @@ from dsv4_matrix.progress import Progress
 from dsv4_matrix.report import canonical
 from dsv4_matrix.report.kernels import KernelPath, header_text, reasons_text
 from dsv4_matrix.report.result import Report, Result
+from dsv4_matrix.shard.workers import read_refusal
 
 GOOD, SHORT, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -89,9 +90,7 @@ def run_matrix(
             canonical.check_writable(options.report)
         before = context.header()
     except (BadInputError, canonical.ReportError) as error:
-        # The plugin's options have a prefix that those of this command do not have.
-        print(f"dsv4-matrix run: {str(error).replace('--matrix-', '--')}", file=sys.stderr)
-        return BAD_INPUT
+        return _refused(str(error))
     machine = context.machine
     total = len(context.cases)
     stream.write(
@@ -101,6 +100,8 @@ def run_matrix(
     stream.flush()
     session = _Session(total, stream)
     status = session.run(_arguments(options, context, count))
+    if session.refusal:
+        return _refused(session.refusal)
     if status == pytest.ExitCode.INTERRUPTED and not session.progress.errors:
         return INTERRUPTED
     if session.progress.errors or not session.results:
@@ -124,6 +125,12 @@ def run_matrix(
     return code
 
 
+def _refused(reason: str) -> int:
+    # The plugin's options have a prefix that those of this command do not have.
+    print(f"dsv4-matrix run: {reason.replace('--matrix-', '--')}", file=sys.stderr)
+    return BAD_INPUT
+
+
 def _told(workers: int) -> str:
     return "one process" if not workers else "1 worker" if workers == 1 else f"{workers} workers"
 
@@ -135,6 +142,7 @@ class _Session:
         self.progress = Progress(total, stream)
         self.results: tuple[Result, ...] = ()
         self.messages: dict[str, str] = {}
+        self.refusal = ""
         self.kernels: tuple[KernelPath, ...] = ()
 
     def run(self, arguments: list[str]) -> int:
@@ -142,6 +150,13 @@ class _Session:
             status = pytest.main(arguments, plugins=[self, self.progress])
         self.progress.close()
         return int(status)
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object | None) -> None:
+        """A worker that found the input to be bad ends the run; told as if it had been found here."""
+        if error is not None and (refusal := read_refusal(node)):
+            self.refusal = refusal
+            pytest.exit(refusal, returncode=pytest.ExitCode.USAGE_ERROR)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

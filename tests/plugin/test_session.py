@@ -153,3 +153,13 @@ def test_bad_input_is_exit_status_two(run: Run, tmp_path: Path, arguments: dict[
     assert done.stderr.startswith("dsv4-matrix run: ")
     assert told in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_backend_that_does_not_import_is_bad_input_wherever_it_is_found(run: Run, workers: str) -> None:
+    """With workers, this process imports no backend, and one of them is the first to know."""
+    done = run(backend="absent_module:Backend", workers=workers)
+    assert done.returncode == 2
+    told = "dsv4-matrix run: backend 'absent_module:Backend': module absent_module does not import"
+    assert [line[: len(told)] for line in done.stderr.splitlines()] == [told]
+    assert "selected cases passed" not in done.stdout
