@@ -25,6 +25,11 @@ def cost_of(case: Case, device: str) -> int:
     return case.variant.cost + CASE_COST + STEP_COST * _steps(case.cell.mode, case.variant)
 
 
+def other_test_cost(device: str) -> int:
+    """Of a test that runs no case and so declares none: half a second interpreted, on a GPU a case of three steps."""
+    return 50 if device != "gpu" else CASE_COST + 3 * STEP_COST
+
+
 def _steps(mode: str, variant: Variant) -> int:
     """A graph runs every batch of its replays; a draft runner takes ``num_steps - 1`` steps over each batch."""
     batches = 1 + (len(variant.replays) if DRIVES[mode].graph else 0)

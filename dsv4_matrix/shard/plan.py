@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from dsv4_matrix.declaration.model import Case
-from dsv4_matrix.shard.cost import cost_of
+from dsv4_matrix.shard.cost import cost_of, other_test_cost
 
 #: The unit of the refusals that stand outside the cells.
 REFUSALS = "refusals"
@@ -132,10 +132,6 @@ def cases_of_shard(cases: Sequence[Case], device: str, shard: Shard) -> tuple[Ca
     return tuple(case for case in cases if case.id in mine)
 
 
-#: A test that runs no case has no declared cost; it counts as about half a second in the interpreter.
-OTHER_TEST_COST = 50
-
-
 def divide_tests(
     nodeids: Sequence[str], cases: Mapping[str, Case], device: str, workers: int
 ) -> tuple[tuple[int, ...], ...]:
@@ -152,7 +148,9 @@ def divide_tests(
     for index, nodeid in enumerate(nodeids):
         case = cases.get(nodeid)
         name, cost = (
-            (nodeid.partition("::")[0], OTHER_TEST_COST) if case is None else (unit_of(case), cost_of(case, device))
+            (nodeid.partition("::")[0], other_test_cost(device))
+            if case is None
+            else (unit_of(case), cost_of(case, device))
         )
         members.setdefault(name, []).append(index)
         costs[name] = costs.get(name, 0) + cost

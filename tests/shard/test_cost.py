@@ -9,7 +9,7 @@ import pytest
 from dsv4_matrix.cases.batch import plan_steps
 from dsv4_matrix.declaration import find_matrix, load_matrix
 from dsv4_matrix.declaration.model import Case, Cell, Probe, State, Variant
-from dsv4_matrix.shard.cost import CASE_COST, PROBE_COST, STEP_COST, cost_of
+from dsv4_matrix.shard.cost import CASE_COST, PROBE_COST, STEP_COST, cost_of, other_test_cost
 
 
 def case(mode: str, **fields: object) -> Case:
@@ -43,3 +43,11 @@ def test_steps_are_those_that_a_case_drives() -> None:
 def test_a_probe_weighs_little_everywhere() -> None:
     probe = Case("r0-eager-refused", "probe", probe=Probe("page-size", "AssertionError", "page"))
     assert cost_of(probe, "gpu") == cost_of(probe, "cpu") == PROBE_COST
+
+
+def test_another_test_weighs_like_a_case_of_its_device() -> None:
+    """In one plan with cases: next to nothing on a GPU, it would be heaped on one worker."""
+    assert other_test_cost("cpu") < cost_of(case("eager"), "cpu") * 2
+    assert (
+        cost_of(case("eager"), "gpu") < other_test_cost("gpu") < cost_of(case("cg-decode", replays=((64,),) * 3), "gpu")
+    )
