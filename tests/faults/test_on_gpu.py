@@ -1,4 +1,4 @@
-"""On a real GPU: an illegal access, one that nobody waits for, and a kernel that never ends each cost one case.
+"""On a real GPU: an illegal access, one that nobody waits for, an endless kernel and a kill each cost one case.
 
 Runs real cases of the real backend; before or behind one of them the device is broken on purpose. One undisturbed run
 serves all faults: it says what the other cases' lines are, and compiles every kernel, so that the deadline of a hang
@@ -31,6 +31,7 @@ DEADLINE = 15
 
 CONFTEST = """
 import os
+import signal
 
 import torch
 import triton
@@ -50,6 +51,9 @@ def execute(case, setup):
     fault = os.environ.get("FAULT") if case.id == os.environ["VICTIM"] else None
     if fault == "illegal":
         poke[(1,)](torch.zeros(1, dtype=torch.int32, device="cuda"), 2**44)
+    if fault == "kill":  # with work of its own on the device
+        torch.cuda._sleep(2**34)
+        os.kill(os.getpid(), signal.SIGKILL)
     if fault == "hang":
         torch.cuda._sleep(2**62)
     done = real(case, setup)
@@ -120,6 +124,7 @@ def undisturbed(project: Project) -> dict[str, Any]:
     [
         ("illegal", "error", "illegal memory access"),
         ("late", "error", "after the case the device reported"),
+        ("kill", "lost", "its worker was killed by SIGKILL"),
         ("hang", "timeout", f"no result within {DEADLINE} s"),
     ],
 )
