@@ -54,8 +54,8 @@ def drive_composition(
     answers: list[Answer] = []
     chunks: dict[tuple[str, str], list[Observation]] = {}
     for seen in trace.observations:
-        own, kind, part = (values[seen.step] for values in (composition.own_step, composition.kinds, composition.part))
-        whole = part == slice(0, composition.alone.steps[own].q.shape[0])
+        own, kind = composition.own_step[seen.step], composition.kinds[seen.step]
+        whole = composition.part[seen.step] == slice(0, composition.alone.steps[own].q.shape[0])
         for rows in composition.rows[seen.step]:
             needle = replace(seen, leg=_path(seen.leg), step=own, out=seen.out[rows], lse=seen.lse[rows])
             if whole:
