@@ -1,8 +1,8 @@
 """Which attention kernel serves a call: a function of setting, target, shapes and strides, with its reason.
 
-Batch size, lengths and values have no part in it: a row's bits must not depend on what is computed beside it. The
-portable kernel is the default everywhere. The one for Hopper is asked for with ``DSV4_TRITON_KERNEL=hopper``, read once
-when this module is imported, until every one of its tests has run on such a GPU (docs/performance.md has what has).
+Batch size, lengths and values have no part in it: a row's bits must not depend on what is computed beside it. The one
+for Hopper serves what it can on such a GPU; ``DSV4_TRITON_KERNEL=portable``, read once when this module is imported,
+leaves everything to the portable kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dsv4_triton.arguments import KeyList, on_16_bytes
 
 SETTING = "DSV4_TRITON_KERNEL"
 KERNELS = ("portable", "hopper")
-PREFERRED = os.environ.get(SETTING, "portable")
+PREFERRED = os.environ.get(SETTING, "hopper")
 if PREFERRED not in KERNELS:
     raise RuntimeError(f"dsv4_triton: {SETTING} must be {' or '.join(KERNELS)}, got {PREFERRED!r}")
 
@@ -42,7 +42,7 @@ def choose(
 ) -> Choice:
     """The kernel for a call on a target (``Target.name``); shapes as ``attention.launch`` takes them."""
     if PREFERRED != "hopper":
-        return Choice("portable", f"the portable kernel is the default; {SETTING}=hopper asks for the one for Hopper")
+        return Choice("portable", f"{SETTING}={PREFERRED} leaves everything to the portable kernel")
     if target != "sm90":
         return Choice("portable", f"the Hopper kernel is for sm90, this is {target}")
     if ".".join(TRITON.split(".")[:2]) not in GLUON_RELEASES:
@@ -68,6 +68,8 @@ def _refused(keys: KeyList) -> str | None:
     if not keys.packed:
         return "is bf16"
     pages, page = keys.keys.shape[:2]
+    if pages == 0 or keys.width == 0:
+        return f"has {pages} pages and {keys.width} indices a row, where one each is read ahead"
     if page & (page - 1):
         return f"has pages of {page} entries, not a power of two"
     if not keys.aligned():

@@ -25,9 +25,10 @@ PARTIAL_WORDS = 516
 #: Bound of the workspace. Longer batches run in chunks of rows, one after the other in the same workspace.
 WORKSPACE_BYTES = 512 * 1024 * 1024
 COMBINE_HEADS = 4
-#: Registers of a thread of ``right`` and ``producer``; ``left`` gets what is left of 128 a thread: 208.
-REGISTERS = {"RIGHT_REGISTERS": 160, "PRODUCER_REGISTERS": 72}
-#: warps of ``left``, and what the whole is compiled for
+#: Registers of a thread by role; the ``sums`` that keeps the notes gets what is left of 128 a thread: 168. With Triton
+#: 3.6 no loop over keys of one split touches local memory, which this kernel cannot afford (docs/performance.md).
+REGISTERS = {"SUMS_REGISTERS": 160, "SCORES_REGISTERS": 88, "GATHER_REGISTERS": 96}
+#: warps of the default role, and what the whole is compiled for
 OPTIONS = {"num_warps": 4, "maxnreg": 128}
 
 

@@ -56,3 +56,9 @@ def item_span(n, extra, split, SPLIT: gl.constexpr, SPLIT_BLOCKS: gl.constexpr):
         first = split * SPLIT_BLOCKS
         count = gl.where(split < splits, gl.maximum(gl.minimum(blocks - first, SPLIT_BLOCKS), 1), 0)
     return first, count, splits
+
+
+@gluon.jit
+def unknown(x):
+    """x, not known to be the same in each turn of a loop: what follows from it is not kept in registers across it."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)

@@ -292,13 +292,26 @@ def test_a_cache_beyond_two_gibibytes(make_keys, queries, generator, ints, devic
     assert same(got, sparse_attention(q, page.view, ints(0, 100, 255)[None], None, None, SCALE))
 
 
-def test_no_keys_at_all(random_keys, queries, choose_slots):
-    main, slots = random_keys(1, 4)
-    q = queries(2, 64)
-    for cache, width in ((main.view, 0), (main.view[:0], 5)):
-        out, lse = sparse_attention(q, cache, choose_slots(slots, 2, width), None, None, SCALE)
-        assert not out.any()
-        assert bool((lse == math.inf).all())
+@pytest.mark.parametrize("course", ["slow rise", "fast rise", "fall", "one peak", "far below"])
+def test_a_maximum_that_moves_from_block_to_block(course, make_keys, queries, oracle, check, device, generator):
+    """The reference of the exponentials is kept until it is exceeded by 2**8: just below, just above, far beyond."""
+    blocks, count = 18, 18 * 64
+    block = torch.arange(count) // 64
+    level = {
+        "slow rise": block * 5.0,  # base e, 7.2 powers of two: below the threshold each time, above it every other
+        "fast rise": block * 6.0,  # 8.7 powers of two
+        "fall": (blocks - block) * 6.0,
+        "one peak": torch.where(block == 9, 80.0, 0.0),
+        "far below": torch.where(block == 0, 90.0, -90.0),
+    }[course]
+    q = queries(1, 64)
+    first = q[0, 0].float().cpu()
+    noise = torch.randn(count, 512, generator=generator) * 0.02
+    rows = (level[:, None] / SCALE / float(first @ first) * first + noise).bfloat16()
+    keys = make_keys(rows, torch.arange(count), count // 64, 64)
+    indices = torch.arange(count, dtype=torch.int32, device=device)[None]
+    got = sparse_attention(q, keys.view, indices, None, None, SCALE)
+    check(got, oracle(q, [(keys.values, indices, None)], None, SCALE))
 
 
 def test_captured_in_a_graph(long_batch):

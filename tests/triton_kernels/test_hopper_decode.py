@@ -1,7 +1,7 @@
 """The Hopper kernel's decode, from its own PTX, for every e4m3 code under every scale byte: no GPU needed.
 
-The few PTX instructions it uses are carried out here on integers and bf16 tensors; the factors that ``_scale`` forms
-are restated, as no interpreter runs Gluon.
+The few PTX instructions it uses are carried out here on integers and bf16 tensors; the factors that ``hopper_notes``
+forms are restated, as no interpreter runs Gluon.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def prmt(word: int, selector: int) -> int:
 
 
 def instructions() -> list[list[str]]:
-    from dsv4_triton.hopper_producer import _decode
+    from dsv4_triton.hopper_keys import _decode
 
     text = _decode.src.split('"""{')[1].split('}"""')[0]
     lines = [line.strip() for line in text.split(";") if line.strip() and ".reg" not in line]
@@ -42,24 +42,36 @@ def halves(words: torch.Tensor) -> torch.Tensor:
     return torch.stack([words & 0xFFFF, words >> 16], 1).to(torch.int32).to(torch.int16).view(torch.bfloat16)
 
 
-def decode(words: list[int], first: int, second: int, listing: list[list[str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the listing on words: bf16 ``[N, 2]`` twice, bytes 0 and 1, bytes 2 and 3."""
-    held: dict[str, object] = {"$2": words}
-    factors = {"$3": halves(torch.tensor([first])), "$4": halves(torch.tensor([second]))}
+def decode(
+    words: list[list[int]], first: int, second: int, listing: list[list[str]], flags: int = 0
+) -> dict[str, object]:
+    """Run the listing on four words at a time, ``words[i]`` being all that stand at place i.
+
+    Returns what the results hold: bf16 ``[N, 2]`` in ``$0`` to ``$7`` (bytes 0 and 1 of each word, then 2 and 3), and
+    flags ``[N]`` in ``$8``.
+    """
+    held: dict[str, object] = {f"${12 + i}": column for i, column in enumerate(words)}
+    held["$24"] = [flags] * len(words[0])
+    factors = {"$16": halves(torch.tensor([first])), "$20": halves(torch.tensor([second]))}
+    two = {"and.b32": lambda a, b: a & b, "or.b32": lambda a, b: a | b, "add.u32": lambda a, b: (a + b) & MASK}
     for name, target, source, *more in listing:
+        if name == "mov.b32":
+            held[target] = held.get(source, [0] * len(words[0]))
+            continue
         value = held[source]
         if name == "prmt.b32":
             assert more[0] == "0"
             held[target] = [prmt(word, int(more[1], 16)) for word in value]
         elif name == "shl.b32":
             held[target] = [(word << int(more[0])) & MASK for word in value]
-        elif name == "and.b32":
-            held[target] = [word & int(more[0], 16) for word in value]
+        elif name in two:
+            other = held.get(more[0]) or [int(more[0], 16)] * len(value)
+            held[target] = [two[name](a, b) for a, b in zip(value, other, strict=True)]
         else:
             assert name == "mul.rn.bf16x2", name
             pairs = value if isinstance(value, torch.Tensor) else halves(torch.tensor(value))
             held[target] = pairs * factors[more[0]]
-    return held["$0"], held["$1"]
+    return held
 
 
 def factors_of(byte: int) -> tuple[int, int]:
@@ -72,19 +84,42 @@ def mistakes(listing: list[list[str]]) -> int:
     """Codes and scales that come out other than the reference reads them; NaN codes are the flags' business."""
     codes = torch.arange(256, dtype=torch.uint8)
     finite = (codes & 0x7F) != 0x7F
-    words = [code | (255 - code) << 8 | (code ^ 0x55) << 16 | (code ^ 0xAA) << 24 for code in range(256)]
     order = [codes, 255 - codes, codes ^ 0x55, codes ^ 0xAA]
+    word = [sum(int(byte[i]) << (8 * at) for at, byte in enumerate(order)) for i in range(256)]
+    turned = [word[-i:] + word[:-i] for i in range(4)]  # each of the four places has other codes
     wrong = 0
     for byte in range(256):
         scales = torch.full((1, 7), byte, dtype=torch.uint8)
         row = torch.cat([codes, codes[:192]])[None]
         want = dequantise(row, scales)[0, :256].float().bfloat16()
-        low, high = decode(words, *factors_of(byte), listing)
-        for got, code in zip((*low.T, *high.T), order, strict=True):
-            expected = want[code.long()]
-            same = (got.contiguous().view(torch.int16) == expected.view(torch.int16)) | (got.isnan() & expected.isnan())
-            wrong += int((~same & finite[code.long()]).sum())
+        held = decode(turned, *factors_of(byte), listing)
+        for place in range(4):
+            results = (*held[f"${place}"].T, *held[f"${4 + place}"].T)
+            for got, code in zip(results, order, strict=True):
+                here = code.roll(place).long()
+                expected = want[here]
+                bits = got.contiguous().view(torch.int16) == expected.view(torch.int16)
+                same = bits | (got.isnan() & expected.isnan())
+                wrong += int((~same & finite[here]).sum())
     return wrong
+
+
+NAN_BITS = 0x80808080
+PLAIN = 0x7E00FE7E  # no NaN code in it
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("at", range(4))
+def test_a_nan_code_is_flagged_wherever_it_is(place, at):
+    words = [[PLAIN] * 256 for _ in range(4)]
+    words[place] = [PLAIN & ~(0xFF << (8 * at)) | code << (8 * at) for code in range(256)]
+    flags = decode(words, 0, 0, instructions())["$8"]
+    assert [bool(flag & NAN_BITS) for flag in flags] == [code & 0x7F == 0x7F for code in range(256)]
+
+
+def test_flags_are_added_to_what_came_before():
+    words = [[PLAIN]] * 4
+    assert [flag & NAN_BITS for flag in decode(words, 0, 0, instructions(), flags=0x8000)["$8"]] == [0x8000]
 
 
 def test_every_code_under_every_scale():

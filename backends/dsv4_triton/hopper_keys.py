@@ -1,0 +1,207 @@
+# ruff: noqa: N803, RUF059 - constexpr names are upper case, and Gluon compiles a subset of Python
+"""The Hopper kernel's role ``gather``: packed keys fetched, decoded in registers and left in shared memory as bf16.
+
+Seven groups of 64 bytes of each key are on their way at any time, as many as there are registers for: a group that has
+been decoded makes room for one of the next block.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from dsv4_triton.hopper_layouts import (
+    BLOCK,
+    KEYS,
+    NOTED,
+    ONE,
+    PIECE_KEYS,
+    PIECES,
+    PLAIN,
+    SWIZZLED_WORDS,
+    TOP_BITS,
+    WORDS,
+)
+
+
+@gluon.jit
+def _decode(words, first, second, flags):
+    """Four words of four e4m3 bytes, times a scale in two factors -> two words of bf16 pairs for each; flags.
+
+    ``s eeee mmm`` placed as ``s 0000eeee mmm0000`` is the bf16 value times 2**-120, subnormals included. ``prmt``
+    spreads each byte over a half word behind eight copies of its sign. ``(byte & 0x7f) + 1`` carries into bit 7 for the
+    NaN codes 0x7f and 0xff only; those bits are added to the flags of the first word of four. Its being done here
+    keeps it where the words are: done later, they would have to be kept.
+    """
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .b32 a, b, c, d, e, f, g, h, n;
+        prmt.b32 a, $12, 0, 0x9180;
+        prmt.b32 b, $12, 0, 0xB3A2;
+        prmt.b32 c, $13, 0, 0x9180;
+        prmt.b32 d, $13, 0, 0xB3A2;
+        prmt.b32 e, $14, 0, 0x9180;
+        prmt.b32 f, $14, 0, 0xB3A2;
+        prmt.b32 g, $15, 0, 0x9180;
+        prmt.b32 h, $15, 0, 0xB3A2;
+        shl.b32 a, a, 4;
+        shl.b32 b, b, 4;
+        shl.b32 c, c, 4;
+        shl.b32 d, d, 4;
+        shl.b32 e, e, 4;
+        shl.b32 f, f, 4;
+        shl.b32 g, g, 4;
+        shl.b32 h, h, 4;
+        and.b32 a, a, 0x87f087f0;
+        and.b32 b, b, 0x87f087f0;
+        and.b32 c, c, 0x87f087f0;
+        and.b32 d, d, 0x87f087f0;
+        and.b32 e, e, 0x87f087f0;
+        and.b32 f, f, 0x87f087f0;
+        and.b32 g, g, 0x87f087f0;
+        and.b32 h, h, 0x87f087f0;
+        mul.rn.bf16x2 a, a, $16;
+        mul.rn.bf16x2 b, b, $16;
+        mul.rn.bf16x2 c, c, $16;
+        mul.rn.bf16x2 d, d, $16;
+        mul.rn.bf16x2 e, e, $16;
+        mul.rn.bf16x2 f, f, $16;
+        mul.rn.bf16x2 g, g, $16;
+        mul.rn.bf16x2 h, h, $16;
+        mul.rn.bf16x2 $0, a, $20;
+        mul.rn.bf16x2 $4, b, $20;
+        mul.rn.bf16x2 $1, c, $20;
+        mul.rn.bf16x2 $5, d, $20;
+        mul.rn.bf16x2 $2, e, $20;
+        mul.rn.bf16x2 $6, f, $20;
+        mul.rn.bf16x2 $3, g, $20;
+        mul.rn.bf16x2 $7, h, $20;
+        mov.b32 n, $24;
+        and.b32 a, $12, 0x7f7f7f7f;
+        and.b32 b, $13, 0x7f7f7f7f;
+        add.u32 a, a, 0x01010101;
+        add.u32 b, b, 0x01010101;
+        or.b32 a, a, b;
+        or.b32 n, n, a;
+        and.b32 a, $14, 0x7f7f7f7f;
+        and.b32 b, $15, 0x7f7f7f7f;
+        add.u32 a, a, 0x01010101;
+        add.u32 b, b, 0x01010101;
+        or.b32 a, a, b;
+        or.b32 n, n, a;
+        mov.b32 $8, n;
+        mov.b32 $9, 0;
+        mov.b32 $10, 0;
+        mov.b32 $11, 0;
+        }""",
+        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+        [words, first, second, flags],
+        dtype=(gl.int32, gl.int32, gl.int32),
+        is_pure=True,
+        pack=4,
+    )
+
+
+@gluon.jit
+def _halves(factors):
+    """Two bf16 of a word, each twice."""
+    return gl.inline_asm_elementwise(
+        "prmt.b32 $0, $2, $2, 0x3232; prmt.b32 $1, $2, $2, 0x1010;", "=&r,=r,r", [factors],
+        dtype=(gl.int32, gl.int32), is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _put(tile, words, COLUMN: gl.constexpr):
+    """Words of bf16 pairs into a tile's columns from COLUMN."""
+    tile._reinterpret(gl.int32, [BLOCK, 64], SWIZZLED_WORDS).slice(COLUMN // 2, words.shape[1], 1).store(words)
+
+
+@gluon.jit
+def _put_decoded(tile, COLUMN: gl.constexpr, words, factors, flags):
+    """A group of a block into 64 columns of its tile, with the factors noted for it; flags, with its NaN codes'."""
+    first, second = _halves(factors)
+    first, words = gl.broadcast(gl.expand_dims(first, 1), words)
+    second, words = gl.broadcast(gl.expand_dims(second, 1), words)
+    low, high, flags = _decode(words, first, second, flags)
+    _put(tile, gl.reshape(gl.join(low, high), [BLOCK, 32]), COLUMN)
+    return flags
+
+
+@gluon.jit
+def _group_words(places, GROUP: gl.constexpr):
+    """Words of the GROUP-th 64 bytes of each key: ``[BLOCK, 16]``.
+
+    L2 takes 256 bytes at a time, so that most groups of a key are there when they are asked for; L1 keeps nothing.
+    """
+    piece = (gl.arange(0, 4, gl.SliceLayout(0, PIECES)) * 16 + GROUP * 64).to(gl.int64)
+    a, b, c, d = gl.inline_asm_elementwise(
+        "ld.global.cg.L2::256B.v4.b32 {$0, $1, $2, $3}, [$4];",
+        "=r,=r,=r,=r,l",
+        [gl.expand_dims(places, 1) + gl.expand_dims(piece, 0)],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+        is_pure=False,
+        pack=1,
+    )
+    words = gl.join(gl.join(a, c), gl.join(b, d))  # key, piece; word / 2, word % 2
+    return gl.convert_layout(gl.reshape(words, [BLOCK, 16]), WORDS, assert_trivial=True)
+
+
+@gluon.jit
+def gather(tiles, biases, notes, bars, items):
+    """All blocks that are noted, one after the other through two stages of shared memory."""
+    full, ready, empty, noted = bars
+    places, factors, fills, owners = notes
+    mbarrier.wait(noted.index(0), 0)
+    place = places.index(0).load(PIECE_KEYS)
+    owner = gl.max(owners.index(0).load(ONE), 0)
+    x0 = _group_words(place, 0)
+    x1 = _group_words(place, 4)
+    x2 = _group_words(place, 8)
+    x3 = _group_words(place, 2)
+    x4 = _group_words(place, 6)
+    x5 = _group_words(place, 1)
+    x6 = _group_words(place, 5)
+    done = 0
+    while owner < items:
+        stage = done & 1
+        entry = done % NOTED
+        after = (done + 1) % NOTED
+        mbarrier.wait(noted.index(after), ((done + 1) // NOTED) & 1)
+        next_owner = gl.max(owners.index(after).load(ONE), 0)
+        noted_factors = factors.index(entry)._reinterpret(gl.int32, [8, BLOCK], PLAIN)
+        mbarrier.wait(empty.index(stage), ((done >> 1) & 1) ^ 1)
+        tile_a, tile_b = tiles[0].index(stage), tiles[1].index(stage)
+        tile_c, tile_d = tiles[2].index(stage), tiles[3].index(stage)
+        # Groups 0, 4 and 8 first: with each, L2 takes the 256 bytes it is in. Then so that consecutive stores go to
+        # different tiles, as two into the same one are kept apart by a barrier.
+        flags = gl.full([BLOCK, 16], 0, gl.int32, WORDS)
+        flags = _put_decoded(tile_a, 0, x0, noted_factors.index(0).load(KEYS), flags)
+        x7 = _group_words(place, 3)
+        flags = _put_decoded(tile_c, 0, x1, noted_factors.index(4).load(KEYS), flags)
+        x8 = _group_words(place, 7)
+        fill = fills.index(entry).load(KEYS)
+        counts = gl.expand_dims(fill == 0.0, 1)
+        _put(tile_d, gl.where(counts, x2, 0), 96)
+        next_places = places.index(after).load(PIECE_KEYS)
+        x0 = _group_words(next_places, 0)
+        flags = _put_decoded(tile_b, 0, x3, noted_factors.index(2).load(KEYS), flags)
+        x1 = _group_words(next_places, 4)
+        flags = _put_decoded(tile_d, 0, x4, noted_factors.index(6).load(KEYS), flags)
+        x2 = _group_words(next_places, 8)
+        flags = _put_decoded(tile_a, 64, x5, noted_factors.index(1).load(KEYS), flags)
+        x3 = _group_words(next_places, 2)
+        flags = _put_decoded(tile_c, 64, x6, noted_factors.index(5).load(KEYS), flags)
+        x4 = _group_words(next_places, 6)
+        flags = _put_decoded(tile_b, 64, x7, noted_factors.index(3).load(KEYS), flags)
+        x5 = _group_words(next_places, 1)
+        poisoned = (gl.reduce_or(gl.reshape(flags, [BLOCK, 4, 4]), 2) & TOP_BITS) != 0
+        poisoned = gl.convert_layout(gl.reduce_or(poisoned.to(gl.int32), 1), KEYS) != 0
+        biases.index(stage).store(gl.where((fill == 0.0) & poisoned, float("nan"), fill))
+        _put(tile_d, gl.where(counts, x8, 0), 64)
+        x6 = _group_words(next_places, 5)
+        mbarrier.arrive(full.index(stage), count=1)
+        place = next_places
+        owner = next_owner
+        done += 1
