@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dsv4_triton import attention
 from dsv4_triton.geometry import HEAD_DIM
+from dsv4_triton.workload import PARTIAL_WORDS
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +77,7 @@ class _Recorder:
     def _keep(self, count: int, given: dict[str, Any]) -> None:
         """Copy the splits that each of ``count`` rows calls for; beyond them the workspace was never written."""
         heads, first, splits = given["heads"], given["first_row"], given["partial_splits"]
-        words = attention.PARTIAL_WORDS
+        words = PARTIAL_WORDS
         table = given["partial"].reshape(-1)[: count * splits * heads * words].view(count, splits, heads, words)
         for local in range(count):
             row = first + local

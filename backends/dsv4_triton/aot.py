@@ -53,6 +53,7 @@ class Compiled:
 def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
     """Kernel, argument types, constexprs and launch options by variant name."""
     from dsv4_triton import attention, store
+    from dsv4_triton.workload import COMBINE_HEADS
 
     split = attention.SPLIT_KEYS // target.block_n
     tiles = {"BLOCK_N": target.block_n, "SPLIT_BLOCKS": split}
@@ -74,7 +75,7 @@ def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, A
         "combine": (
             attention.combine,
             ATTENTION_POINTERS,
-            {**joint, "HEADS": attention.COMBINE_HEADS},
+            {**joint, "HEADS": COMBINE_HEADS},
             {"num_warps": 4},
         ),
         "store": (store._pack_and_store, STORE_POINTERS, {**mapped, "MAPPED": False, "SPARSE": True}, {"num_warps": 4}),

@@ -22,8 +22,8 @@ from dsv4_triton.arguments import (
 from dsv4_triton.attention_kernel import attend
 from dsv4_triton.choice import choose
 from dsv4_triton.combine import combine
-from dsv4_triton.geometry import HEAD_DIM
 from dsv4_triton.target import launching_on, target_of
+from dsv4_triton.workload import COMBINE_HEADS, workload
 
 #: scores are kept in base 2, as exp2 is what hardware has
 LOG2E = 1.4426950408889634
@@ -31,12 +31,6 @@ LOG2E = 1.4426950408889634
 
 #: Keys a split. A constant: a count that followed the batch would make a row's bits depend on its neighbours.
 SPLIT_KEYS = 640
-#: fp32 words a (row, split, head) leaves in the workspace: the accumulator, its maximum, its sum, padding to 16 bytes
-PARTIAL_WORDS = HEAD_DIM + 4
-#: Bound of the workspace. Longer batches run in chunks of rows, one after the other in the same workspace.
-WORKSPACE_BYTES = 512 * 1024 * 1024
-#: heads a combine program takes
-COMBINE_HEADS = 4
 
 
 def launch(
@@ -52,9 +46,7 @@ def launch(
 
     q, out: bf16 ``[b, s_q, H, 512]``, contiguous last dimension. lse: fp32 ``[b, s_q, H]``, any strides.
     """
-    batch, seq, heads, _ = q.shape
-    rows = batch * seq
-    if rows == 0:
+    if q.shape[0] * q.shape[1] == 0:
         return
     target = target_of(q.device)
     if choose(target.name, q, main, extra, scale, out).kernel == "hopper":
@@ -63,38 +55,28 @@ def launch(
         hopper.launch(q, main, extra, sink, scale, out, lse)
         return
     split_blocks = SPLIT_KEYS // target.block_n
-    blocks = triton.cdiv(main.width, target.block_n) + (triton.cdiv(extra.width, target.block_n) if extra else 0)
-    splits = max(1, triton.cdiv(blocks, split_blocks))
-    chunk, partial = rows, lse
-    if splits > 1:
-        row_bytes = splits * heads * PARTIAL_WORDS * 4
-        chunk = min(rows, max(1, WORKSPACE_BYTES // row_bytes))
-        partial = torch.empty(chunk * row_bytes // 4, dtype=torch.float32, device=q.device)
-    other = main if extra is None else extra
-    lengths = main.indices if main.lengths is None else main.lengths
-    extra_lengths = lengths if other.lengths is None else other.lengths
-    extra_width = 0 if extra is None else extra.width
-    optional = (main.lengths, None if extra is None else extra.lengths, sink)
-    given = sum(1 << bit for bit, x in enumerate(optional) if x is not None)
+    work = workload(q, main, extra, sink, lse, target.block_n, split_blocks)
+    other, heads = work.other, q.shape[2]
     aligned = main.aligned() and other.aligned() and on_16_bytes(q, 3) and on_16_bytes(out, 3)
-    output = (out, *out.stride()[:3], lse, *lse.stride(), lse if sink is None else sink)
+    output = (out, *out.stride()[:3], lse, *lse.stride(), work.sinks)
     with launching_on(q):
-        for first in range(0, rows, chunk):
-            count = min(chunk, rows - first)
-            attend[(count * triton.cdiv(heads, target.block_h), splits)](
-                q, *q.stride()[:3], *output, scale * LOG2E, seq, heads, first,
-                *main.addressing(), main.indices, *main.indices.stride(), lengths, main.width,
-                *other.addressing(), other.indices, *other.indices.stride(), extra_lengths, extra_width,
-                given, partial, splits,
+        for first in range(0, work.rows, work.chunk):
+            count = min(work.chunk, work.rows - first)
+            attend[(count * triton.cdiv(heads, target.block_h), work.splits)](
+                q, *q.stride()[:3], *output, scale * LOG2E, q.shape[1], heads, first,
+                *main.addressing(), main.indices, *main.indices.stride(), work.lengths, main.width,
+                *other.addressing(), other.indices, *other.indices.stride(), work.extra_lengths, work.extra_width,
+                work.given, work.partial, work.splits,
                 PACKED=main.packed, ALIGNED=aligned, ASM=target.packed_decode,
                 BLOCK_H=target.block_h, BLOCK_N=target.block_n, SPLIT_BLOCKS=split_blocks, PARTS=target.parts,
                 num_warps=target.num_warps, num_stages=target.num_stages, enable_fp_fusion=True,
             )  # fmt: skip
-            if splits > 1:
+            if work.splits > 1:
                 per = heads if target.name == "interpreter" else COMBINE_HEADS
                 combine[(count, heads // per)](
-                    partial, splits, *output, seq, heads, first, lengths, main.width, extra_lengths, extra_width,
-                    given, ALIGNED=aligned, BLOCK_N=target.block_n, SPLIT_BLOCKS=split_blocks, HEADS=per,
+                    work.partial, work.splits, *output, q.shape[1], heads, first,
+                    work.lengths, main.width, work.extra_lengths, work.extra_width, work.given,
+                    ALIGNED=aligned, BLOCK_N=target.block_n, SPLIT_BLOCKS=split_blocks, HEADS=per,
                     num_warps=4, enable_fp_fusion=True,
                 )  # fmt: skip
 

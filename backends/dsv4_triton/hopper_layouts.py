@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from triton.experimental.gluon import language as gl
 
+from dsv4_triton import workload
+
 #: keys a block
 BLOCK_N = 64
 #: query heads an item
 HEADS = 64
-#: words of fp32 that a split leaves for ``combine``: 512 sums, the maximum, the total, two of padding
-PARTIAL_WORDS = gl.constexpr(516)
+#: as ``workload`` lays out the workspace: 512 sums, the maximum, the total, two of padding
+PARTIAL_WORDS = gl.constexpr(workload.PARTIAL_WORDS)
 #: Blocks whose places are noted at once: the one that is decoded, the one behind it whose bytes are on their way, the
 #: one that is noted meanwhile, and one between the two.
 NOTED = gl.constexpr(4)

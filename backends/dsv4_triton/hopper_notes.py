@@ -1,5 +1,5 @@
 # ruff: noqa: N803, RUF059 - constexpr names are upper case, and Gluon compiles a subset of Python
-"""Notes on the Hopper kernel's blocks of keys, some blocks ahead: where keys are, and by what their bytes are scaled."""
+"""Notes on the Hopper kernel's blocks of keys, some blocks ahead: where keys are, and how their bytes are scaled."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
-from dsv4_triton import attention
+from dsv4_triton import attention, workload
 from dsv4_triton.attention import sparse_attention
 from dsv4_triton.pool import PackedPool
 from dsv4_triton.store import pack_and_store
@@ -162,7 +162,7 @@ def test_other_physical_pages(world, alone):
 
 def test_chunks_of_the_workspace(world, alone, monkeypatch):
     rows, places = compose(world, "middle")
-    monkeypatch.setattr(attention, "WORKSPACE_BYTES", 1)
+    monkeypatch.setattr(workload, "WORKSPACE_BYTES", 1)
     assert same(bits(*world.run(rows), places[0]), alone)
 
 
@@ -206,7 +206,7 @@ class Spy:
 
     def __getitem__(self, grid):
         def launch(partial, splits, *arguments, **options):
-            words = attention.PARTIAL_WORDS
+            words = workload.PARTIAL_WORDS
             self.seen.append(partial.view(-1, splits, HEADS, words)[..., : 512 + 2].cpu().clone())
             return self.kernel[grid](partial, splits, *arguments, **options)
 
