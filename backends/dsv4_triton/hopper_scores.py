@@ -16,10 +16,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from dsv4_triton.hopper_items import item_lengths, item_place, item_span, offset_of, unknown
 from dsv4_triton.hopper_layouts import ROWS, SCORES, thread_barrier
 
-#: A maximum is kept until one exceeds it by this much (in powers of two): sums are seldom rescaled, and
-#: probabilities reach 2**8, which neither bf16 nor fp32 minds.
-SLACK = gl.constexpr(8.0)
-
 
 @gluon.jit
 def _query_rows(q, strides, place):
@@ -86,8 +82,7 @@ def scores(
                 # online softmax in base 2
                 bias = gl.expand_dims(biases.index(stage).load(gl.SliceLayout(0, SCORES)), 0)
                 s = gl.where(bias == float("-inf"), float("-inf"), s * scale + bias)
-                highest = gl.max(s, 1)
-                new_top = gl.where(highest > top + SLACK, highest, top)
+                new_top = gl.maximum(top, gl.max(s, 1))
                 shift = gl.where(new_top == float("-inf"), 0.0, new_top)
                 p = gl.exp2(s - gl.expand_dims(shift, 1))
                 keep = gl.exp2(top - shift)

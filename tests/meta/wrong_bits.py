@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from dsv4_triton import DSV4TritonBackend, attention
+from dsv4_triton.geometry import WINDOW
 from torch import Tensor
 
 
@@ -50,10 +51,14 @@ class TileFollowsBatch(DSV4TritonBackend):
 class OrderFollowsHash(DSV4TritonBackend):
     """A full window is listed in the order of a set of strings, which the process's hash seed decides."""
 
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        order = sorted(range(WINDOW), key=lambda column: hash(f"column {column}"))
+        self._order = torch.tensor(order, device=self.runner.req_to_token.device)
+
     def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, *rest: Any):
-        order = sorted(range(indices.shape[-1]), key=lambda column: hash(f"column {column}"))
-        full = (topk_length == indices.shape[-1]).view(-1, 1, 1)
-        listed = torch.where(full, indices[..., torch.tensor(order, device=indices.device)], indices)
+        full = (topk_length == WINDOW).view(-1, 1, 1)
+        listed = torch.where(full, indices[..., self._order], indices)
         return super().attend(q, k_cache, listed, topk_length, *rest)
 
 
