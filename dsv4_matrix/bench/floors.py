@@ -35,7 +35,7 @@ def measure_ceilings(device: torch.device) -> Ceilings:
     """Copy bandwidth and bf16 matrix rate of ``device``."""
     source = torch.zeros(COPY_BYTES // 4, dtype=torch.int32, device=device)
     target = torch.empty_like(source)
-    # A graph gives copies to the copy engines, which need not be the fastest. An elementwise kernel moves as many bytes.
+    # A graph hands copies to the copy engines, which need not be the fastest; an elementwise kernel moves as much.
     ways = (partial(target.copy_, source), partial(torch.bitwise_not, source, out=target))
     copied = min(median_microseconds(sample(way, repeats=10)) for way in ways)
     a = torch.randn(MATRIX_SIDE, MATRIX_SIDE, device=device, dtype=torch.bfloat16)
