@@ -46,9 +46,9 @@ def gate(
         minimum: rows to be compared at least; by default two for each case that every device runs.
         devices: ``X,Y``, entries of CUDA_VISIBLE_DEVICES for the two runs; needed for L4.
         folder: where reports, rows and verdict go.
+        record: folder for this device's evidence, ``<device>.gate.json``; only of the whole matrix.
         router: ``module:attribute`` that says which worker runs which case (``dsv4_matrix.routing``); by default by
             static cost.
-        record: folder for this device's evidence, ``<device>.gate.json``; only of the whole matrix.
 
     Returns:
         0 aligned, 1 anything else, 2 for bad input.

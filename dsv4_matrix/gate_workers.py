@@ -58,7 +58,8 @@ def executed(
         running = []
         for place in others:
             shared = (context.options, plan, paths)
-            pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"), _start, shared))
+            pool = ProcessPoolExecutor(1, get_context("spawn"), _start, shared)
+            stack.callback(pool.shutdown, cancel_futures=True)  # a run that fails does not wait for its other cases
             running.append([(case, pool.submit(_one_here, case.id)) for case in place])
         for case in mine:
             yield _one(context, plan, case, paths)

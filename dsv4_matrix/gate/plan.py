@@ -22,7 +22,8 @@ class RunPlan:
         reverse: cases in descending order of their ids.
         hash_seed: ``PYTHONHASHSEED``.
         locale, timezone: ``LC_ALL`` and ``TZ``.
-        composition: how the needle row is put into a batch, a name of the determinism cells' kinds.
+        composition: the batches around each needle: ``alone``, ``among`` for all others, or names of kinds of batches
+            (``cases.compose``) with commas between.
         fillers: enters the seed of all rows but the needle.
         device: entry of CUDA_VISIBLE_DEVICES; empty for all that the user gave.
     """

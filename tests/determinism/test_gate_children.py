@@ -65,17 +65,15 @@ class Pool:
 
     dies = ""
     made = 0
+    cancelled = 0
 
     def __init__(self, workers, *_):
         assert workers == 1
         Pool.made += 1
         self.dead = False
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
+    def shutdown(self, *, cancel_futures):
+        Pool.cancelled += cancel_futures
 
     def submit(self, _, case_id):
         self.dead = dead = self.dead or case_id == self.dies
@@ -101,6 +99,7 @@ def pool(monkeypatch):
     monkeypatch.setattr(gate_workers, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(gate_workers, "_one", lambda context, plan, case, paths: ("here", case.id))
     monkeypatch.setattr(Pool, "made", 0)
+    monkeypatch.setattr(Pool, "cancelled", 0)
     monkeypatch.setattr(Pool, "dies", "")
     return Pool
 
@@ -129,8 +128,10 @@ def test_a_worker_that_dies_leaves_the_name_of_its_case(pool):
     pool.dies = "e"
     found = gate_workers.executed(CONTEXT, replace(PLAN_B, workers=2), [made(name) for name in "abcdefg"], (), Halves())
     assert [next(found) for _ in range(4)] == [("here", "a"), ("here", "b"), ("here", "c"), ("pool", "d")]
+    assert pool.cancelled == 0
     with pytest.raises(gate_workers.WorkerDiedError, match="a worker died in case e"):
         next(found)
+    assert pool.cancelled == 1, "the run waits for cases that nobody asks for any more"
 
 
 def test_places_follow_the_ids_and_their_cost():
