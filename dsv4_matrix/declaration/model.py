@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from zlib import crc32
 
+#: Stands for a cell's id with the refusals outside the cells.
+REFUSALS = "refusals"
+
 
 class State(StrEnum):
     """What a cell claims. Every cell has exactly one."""
@@ -239,6 +242,11 @@ class Case:
     @property
     def cell_id(self) -> str:
         return self.cell.id if self.cell else ""
+
+    @property
+    def unit(self) -> str:
+        """What it is planned and told with: the id of its cell, ``refusals`` for those outside the cells."""
+        return self.cell_id or REFUSALS
 
 
 @dataclass(frozen=True)

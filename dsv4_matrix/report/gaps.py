@@ -9,9 +9,6 @@ from dsv4_matrix.declaration.model import Case, Matrix
 from dsv4_matrix.report.merge import MergeError, device_kind
 from dsv4_matrix.report.result import Outcome, Report, Result
 
-#: Refusals outside the cells have no cell to be called by.
-_REFUSALS = "refusals"
-
 
 @dataclass(frozen=True)
 class Gap:
@@ -38,7 +35,7 @@ class Gaps:
         missing: declared for the report's device, and run by nobody.
         lost: begun, but its worker died or the run was stopped.
         undeclared: in the report, but not in the declaration.
-        cells: ids of the cases that are declared for the device, by cell.
+        cells: ids of the cases that are declared for the device, by ``Case.unit``.
     """
 
     missing: tuple[str, ...]
@@ -79,8 +76,7 @@ def gaps(report: Report, matrix: Matrix) -> Gaps:
     here = matrix.cases(device_kind(report.header))
     cells: dict[str, tuple[str, ...]] = {}
     for case in here:
-        name = case.cell_id or _REFUSALS
-        cells[name] = (*cells.get(name, ()), case.id)
+        cells[case.unit] = (*cells.get(case.unit, ()), case.id)
     return Gaps(
         missing=_ids(case for case in here if case.id not in results or results[case.id].outcome is Outcome.NOT_RUN),
         lost=_ids(result for result in report.results if result.outcome is Outcome.LOST),

@@ -13,11 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-from dsv4_matrix.declaration.model import Case
+from dsv4_matrix.declaration.model import REFUSALS, Case
 from dsv4_matrix.shard.cost import cost_of, other_test_cost
-
-#: The unit of the refusals that stand outside the cells.
-REFUSALS = "refusals"
 
 
 class PlanError(ValueError):
@@ -63,16 +60,11 @@ def parse_shard(text: str) -> Shard:
     return Shard(index, total)
 
 
-def unit_of(case: Case) -> str:
-    """Id of the unit that ``case`` belongs to."""
-    return case.cell_id or REFUSALS
-
-
 def units_of(cases: Iterable[Case], device: str) -> tuple[Unit, ...]:
     """The units of ``cases`` on ``device`` (``gpu`` or ``cpu``), sorted by id, in whatever order the cases come."""
     of_unit: dict[str, list[Case]] = {}
     for case in cases:
-        of_unit.setdefault(unit_of(case), []).append(case)
+        of_unit.setdefault(case.unit, []).append(case)
     return tuple(
         Unit(
             name,
@@ -148,9 +140,7 @@ def divide_tests(
     for index, nodeid in enumerate(nodeids):
         case = cases.get(nodeid)
         name, cost = (
-            (nodeid.partition("::")[0], other_test_cost(device))
-            if case is None
-            else (unit_of(case), cost_of(case, device))
+            (nodeid.partition("::")[0], other_test_cost(device)) if case is None else (case.unit, cost_of(case, device))
         )
         members.setdefault(name, []).append(index)
         costs[name] = costs.get(name, 0) + cost
