@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dsv4_matrix.declaration.model import Case, Matrix
     from dsv4_matrix.execution import Setup
     from dsv4_matrix.machine import Machine
-    from dsv4_matrix.report.kernels import KernelPath
+    from dsv4_matrix.report.kernels import ServedCall
     from dsv4_matrix.report.ledger import Ledger
     from dsv4_matrix.report.result import Header
 
@@ -48,7 +48,7 @@ class Context:
         """``elsewhere``: cases run in other processes, so that this one can do without torch."""
         self.options = options
         self.elsewhere = elsewhere
-        self._kernels_elsewhere: tuple[KernelPath, ...] = ()
+        self._kernels_elsewhere: tuple[ServedCall, ...] = ()
         self._asked_elsewhere = False
 
     @cached_property
@@ -159,11 +159,11 @@ class Context:
         return Setup(self.matrix, machine, backend, reference)
 
     @property
-    def kernels(self) -> tuple[KernelPath, ...]:
+    def kernels(self) -> tuple[ServedCall, ...]:
         """Which kernels the backend says serve this device, asked where cases run; () if it does not tell."""
         return self._kernels_elsewhere if self.elsewhere else self._kernels_here
 
-    def learn_kernels(self, told: tuple[KernelPath, ...]) -> None:
+    def learn_kernels(self, told: tuple[ServedCall, ...]) -> None:
         """Keep what a worker was told. BadInputError if another worker was told something else."""
         from dsv4_matrix.report.kernels import header_text
 
@@ -173,7 +173,7 @@ class Context:
         self._kernels_elsewhere, self._asked_elsewhere = told, True
 
     @cached_property
-    def _kernels_here(self) -> tuple[KernelPath, ...]:
+    def _kernels_here(self) -> tuple[ServedCall, ...]:
         from dsv4_matrix.report.kernels import KernelsError, kernel_paths
 
         backend = self.setup.backend

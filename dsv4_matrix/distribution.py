@@ -15,7 +15,7 @@ import pytest
 from dsv4_matrix.casualty import casualty
 from dsv4_matrix.context import BadInputError, Context
 from dsv4_matrix.controller import cases_of_worker
-from dsv4_matrix.report.kernels import KernelPath
+from dsv4_matrix.report.kernels import ServedCall
 from dsv4_matrix.shard.gpus import GpuListError, pin
 from dsv4_matrix.shard.plan import divide_tests
 from dsv4_matrix.shard.workers import prepare, read_found, read_refusal
@@ -85,7 +85,7 @@ class Distribution:
             return
         if found.machine == foreseen:
             try:
-                self._context.learn_kernels(tuple(KernelPath(**path) for path in found.kernels))
+                self._context.learn_kernels(tuple(ServedCall(**path) for path in found.kernels))
             except BadInputError as error:
                 raise pytest.UsageError(str(error)) from None
             return

@@ -37,7 +37,7 @@ class Guard:
             there does the deadline hold.
         timeout: seconds that a case may take, without what it waits for its turn.
         machine: fields of the machine that this process runs cases on, for the controller; asked if there are cases.
-        kernels: fields of each ``KernelPath`` of its backend there; asked likewise.
+        kernels: fields of each ``ServedCall`` of its backend there; asked likewise.
     """
 
     def __init__(

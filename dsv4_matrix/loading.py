@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from dsv4_matrix.protocol import AttentionBackend, BackendFactory, MultiStepDraftBackend, Reference, RunnerConfig
+from dsv4_matrix.report.fingerprint import ROOTS
 
-BACKENDS = "dsv4_matrix.backends"
-REFERENCES = "dsv4_matrix.references"
+BACKENDS = ROOTS["backends"]
+REFERENCES = ROOTS["references"]
 KERNELS = "dsv4_matrix.kernels"
 #: folders of a checkout whose packages are imported by their own names, as pyproject.toml maps them
-IMPORT_ROOTS = ("backends", "references")
+IMPORT_ROOTS = tuple(ROOTS)
 
 
 class LoadError(Exception):

@@ -18,7 +18,7 @@ from dsv4_matrix.conclusion import tell
 from dsv4_matrix.context import BadInputError, Context, Options
 from dsv4_matrix.progress import Progress
 from dsv4_matrix.report import canonical
-from dsv4_matrix.report.kernels import KernelPath, header_text, reasons_text
+from dsv4_matrix.report.kernels import ServedCall, header_text, reasons_text
 from dsv4_matrix.report.result import Report, Result
 from dsv4_matrix.shard.workers import read_refusal
 
@@ -143,7 +143,7 @@ class _Session:
         self.results: tuple[Result, ...] = ()
         self.messages: dict[str, str] = {}
         self.refusal = ""
-        self.kernels: tuple[KernelPath, ...] = ()
+        self.kernels: tuple[ServedCall, ...] = ()
 
     def run(self, arguments: list[str]) -> int:
         with _isolated():

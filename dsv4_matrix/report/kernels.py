@@ -15,9 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dsv4_matrix.report.fingerprint import ROOTS
+
 METHOD = "kernel_paths"
 TABLE = "kernels.json"
-BACKENDS = "dsv4_matrix.backends"
 #: What separates names in the header, and so may not be in one.
 _SEPARATORS = (",", ";", ":", "\n")
 
@@ -27,7 +28,7 @@ class KernelsError(ValueError):
 
 
 @dataclass(frozen=True)
-class KernelPath:
+class ServedCall:
     """What serves one kind of call on one device.
 
     Attributes:
@@ -46,7 +47,7 @@ class DeclaredKernel:
     """One line of ``kernels.json``. Of the lines for a call and an architecture, the first that fits serves.
 
     Attributes:
-        call, kernel: as in ``KernelPath``.
+        call, kernel: as in ``ServedCall``.
         architectures: of devices, in the backend's own names.
         setting: what the user has to set for it, ``NAME=value``; empty where nothing.
         when: which of the calls it takes, in words; empty for all.
@@ -59,7 +60,7 @@ class DeclaredKernel:
     when: str
 
 
-def kernel_paths(factory: Any, device: str) -> tuple[KernelPath, ...]:
+def kernel_paths(factory: Any, device: str) -> tuple[ServedCall, ...]:
     """What ``factory`` says of ``device`` (a torch device string); () if it says nothing. KernelsError for nonsense."""
     ask = getattr(factory, METHOD, None)
     if ask is None:
@@ -70,19 +71,19 @@ def kernel_paths(factory: Any, device: str) -> tuple[KernelPath, ...]:
         raise KernelsError(f"{METHOD}({device!r}) raised {type(error).__name__}: {error}") from error
     if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
         raise KernelsError(f"{METHOD}({device!r}) must return a list of mappings, got {type(found).__name__}")
-    paths = tuple(_path(entry, f"{METHOD}({device!r})[{number}]") for number, entry in enumerate(found))
+    paths = tuple(_served(entry, f"{METHOD}({device!r})[{number}]") for number, entry in enumerate(found))
     calls = [path.call for path in paths]
     if twice := sorted({call for call in calls if calls.count(call) > 1}):
         raise KernelsError(f"{METHOD}({device!r}) names {', '.join(twice)} twice; one kernel serves a call")
     return paths
 
 
-def header_text(paths: Sequence[KernelPath]) -> str:
+def header_text(paths: Sequence[ServedCall]) -> str:
     """``hopper: attention/64, attention/128; portable: attention/16``, as first mentioned; empty for none."""
     return "; ".join(f"{kernel}: {', '.join(calls)}" for kernel, calls in _by_kernel(paths).items())
 
 
-def reasons_text(paths: Sequence[KernelPath]) -> list[str]:
+def reasons_text(paths: Sequence[ServedCall]) -> list[str]:
     """One line for each kernel and reason: ``portable serves attention/16, attention/32: why``."""
     served: dict[tuple[str, str], list[str]] = {}
     for path in paths:
@@ -97,7 +98,7 @@ def declared_kernels(backend: str) -> tuple[DeclaredKernel, ...]:
     """
     module = backend.partition(":")[0]
     if ":" not in backend:
-        modules = {point.module for point in entry_points(group=BACKENDS) if point.name == backend}
+        modules = {point.module for point in entry_points(group=ROOTS["backends"]) if point.name == backend}
         if len(modules) != 1:
             return ()
         module = modules.pop()
@@ -107,7 +108,7 @@ def declared_kernels(backend: str) -> tuple[DeclaredKernel, ...]:
 
 def installed_tables() -> dict[str, tuple[DeclaredKernel, ...]]:
     """The tables of all installed backends that have one, by name."""
-    names = sorted({point.name for point in entry_points(group=BACKENDS)})
+    names = sorted({point.name for point in entry_points(group=ROOTS["backends"])})
     return {name: table for name in names if (table := declared_kernels(name))}
 
 
@@ -133,7 +134,7 @@ def table_text(table: Sequence[DeclaredKernel]) -> list[str]:
     return lines
 
 
-def _by_kernel(paths: Sequence[KernelPath]) -> dict[str, list[str]]:
+def _by_kernel(paths: Sequence[ServedCall]) -> dict[str, list[str]]:
     served: dict[str, list[str]] = {}
     for path in paths:
         served.setdefault(path.kernel, []).append(path.call)
@@ -152,11 +153,11 @@ def _beside(module: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _path(entry: Any, place: str) -> KernelPath:
-    values = _texts(entry, place, [field.name for field in fields(KernelPath)])
+def _served(entry: Any, place: str) -> ServedCall:
+    values = _texts(entry, place, [field.name for field in fields(ServedCall)])
     if not values["why"].strip():
         raise KernelsError(f"{place}: why is empty; say in a sentence why this kernel serves the call")
-    return KernelPath(**values)
+    return ServedCall(**values)
 
 
 def _declared(entry: Any, place: str) -> DeclaredKernel:

@@ -60,7 +60,7 @@ class Found:
         cases: the case that each collected test runs, by node id. A node id alone does not tell: a test of something
             else may have a case id among its parameters.
         machine: fields of the ``Machine`` that it runs them on; empty if it runs none.
-        kernels: fields of each ``KernelPath`` of its backend there.
+        kernels: fields of each ``ServedCall`` of its backend there.
     """
 
     cases: Mapping[str, str]

@@ -18,8 +18,8 @@ from dsv4_matrix.report.canonical import ReportError, dumps, loads
 from dsv4_matrix.report.evidence import currency, evidence_markdown
 from dsv4_matrix.report.kernels import (
     DeclaredKernel,
-    KernelPath,
     KernelsError,
+    ServedCall,
     declared_kernels,
     header_text,
     kernel_paths,
@@ -176,5 +176,5 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_table(tmp_path / "absent.json")
 
 
-def test_paths_are_values() -> None:
-    assert kernel_paths(telling(iter(TOLD)), "cpu")[1] == KernelPath("attention/64", "fast", "64 heads")
+def test_served_calls_are_values() -> None:
+    assert kernel_paths(telling(iter(TOLD)), "cpu")[1] == ServedCall("attention/64", "fast", "64 heads")
