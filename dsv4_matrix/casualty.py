@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4_matrix.report.result import Outcome
-from dsv4_matrix.shard.workers import note_path
+from dsv4_matrix.shard.notes import note_path
 
 #: First line of a note left by the deadline, written by Python's watchdog.
 _DEADLINE = re.compile(r"Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!")
@@ -33,7 +33,7 @@ def casualty(node: Any, notes: Path, timeout: float) -> Casualty:
     """Of the case that ``node``, an xdist WorkerController, was running when it died.
 
     Args:
-        notes: folder with the notes of workers, see ``shard.workers.note_path``.
+        notes: folder with the notes of workers, see ``shard.notes.note_path``.
         timeout: seconds that a case may take.
     """
     path = note_path(notes, node.gateway.id)

@@ -12,7 +12,7 @@ import pytest
 
 from dsv4_matrix.context import BadInputError, Context
 from dsv4_matrix.selection import cases_of
-from dsv4_matrix.shard.workers import read_found
+from dsv4_matrix.shard.notes import read_found
 
 if TYPE_CHECKING:
     from dsv4_matrix.report.ledger import Ledger

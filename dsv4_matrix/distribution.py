@@ -17,8 +17,9 @@ from dsv4_matrix.context import BadInputError, Context
 from dsv4_matrix.controller import cases_of_worker
 from dsv4_matrix.report.kernels import ServedCall
 from dsv4_matrix.shard.gpus import GpuListError, pin
+from dsv4_matrix.shard.notes import read_found, read_refusal
 from dsv4_matrix.shard.plan import divide_tests
-from dsv4_matrix.shard.workers import prepare, read_found, read_refusal
+from dsv4_matrix.shard.workers import prepare
 
 
 class Distribution:

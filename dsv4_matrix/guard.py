@@ -23,7 +23,7 @@ from dsv4_matrix import waking
 from dsv4_matrix.declaration.model import Case
 from dsv4_matrix.machine import Machine
 from dsv4_matrix.selection import cases_of
-from dsv4_matrix.shard.workers import NOTES, Found, note_path, write_found
+from dsv4_matrix.shard.notes import NOTES, Found, note_path, write_found
 
 #: Exit status of a worker that ends because its device is unusable; nothing is lost by it.
 SPOILED = 86

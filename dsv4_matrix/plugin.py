@@ -19,7 +19,7 @@ from dsv4_matrix.context import BadInputError, Context, Options
 from dsv4_matrix.controller import Controller
 from dsv4_matrix.guard import Guard
 from dsv4_matrix.selection import FIXTURE
-from dsv4_matrix.shard.workers import NOTES, write_refusal
+from dsv4_matrix.shard.notes import NOTES, write_refusal
 
 if TYPE_CHECKING:
     from dsv4_matrix.declaration.model import Case

@@ -20,7 +20,7 @@ from dsv4_matrix.progress import Progress
 from dsv4_matrix.report import canonical
 from dsv4_matrix.report.kernels import ServedCall, header_text, reasons_text
 from dsv4_matrix.report.result import Report, Result
-from dsv4_matrix.shard.workers import read_refusal
+from dsv4_matrix.shard.notes import read_refusal
 
 GOOD, SHORT, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 

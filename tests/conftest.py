@@ -8,7 +8,8 @@ import pytest
 from hypothesis import settings
 
 from dsv4_matrix.machine import find_machine
-from dsv4_matrix.shard.workers import NOTES, PLACE
+from dsv4_matrix.shard.notes import NOTES
+from dsv4_matrix.shard.workers import PLACE
 
 find_machine()
 

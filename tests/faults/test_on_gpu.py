@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from dsv4_matrix.shard.workers import NOTES, PLACE
+from dsv4_matrix.shard.notes import NOTES
+from dsv4_matrix.shard.workers import PLACE
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="breaks a real device on purpose: needs one")
 

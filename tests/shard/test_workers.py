@@ -7,7 +7,8 @@ from pathlib import Path
 import execnet
 import pytest
 
-from dsv4_matrix.shard.workers import NOTES, PLACE, cache_folder, note_path, place_of, prepare
+from dsv4_matrix.shard.notes import NOTES
+from dsv4_matrix.shard.workers import PLACE, cache_folder, place_of, prepare
 
 
 def specs(*texts: str) -> list[execnet.XSpec]:
@@ -56,7 +57,3 @@ def test_no_two_workers_share_a_cache() -> None:
 def test_an_unprepared_worker_has_no_place() -> None:
     with pytest.raises(KeyError):
         place_of({})
-
-
-def test_each_replacement_has_a_note_of_its_own(tmp_path: Path) -> None:
-    assert note_path(tmp_path, "gw0") != note_path(tmp_path, "gw2")
