@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,12 +16,13 @@ from dsv4_matrix.bench.results import (
     StepMeasurement,
 )
 from dsv4_matrix.bench.shapes import Shape
+from dsv4_matrix.report.canonical import ReportError, write_in_one_step
 
 SCHEMA = 1
 
 
 class DocumentError(ValueError):
-    """A file that is no document of this benchmark."""
+    """A file that is no document of this benchmark, or that none can be written to."""
 
 
 def to_json(results: Results) -> str:
@@ -48,10 +48,11 @@ def to_json(results: Results) -> str:
 
 
 def write(results: Results, path: Path) -> None:
-    """Replace ``path`` as a whole: a reader, or a process killed meanwhile, never sees half a document."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(to_json(results), encoding="utf-8")
-    beside.replace(path)
+    """Replace ``path`` as a whole: whoever reads it meanwhile sees no half document. DocumentError if it cannot be."""
+    try:
+        write_in_one_step(to_json(results).encode(), path)
+    except ReportError as error:
+        raise DocumentError(str(error)) from None
 
 
 def read(path: Path) -> Results:

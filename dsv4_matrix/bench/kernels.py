@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from dsv4_matrix.bench.floors import HEAD_DIM
 from dsv4_matrix.bench.inputs import Inputs
 from dsv4_matrix.loading import load_kernel
 
 #: what is timed beside the kernel under test wherever it can be imported
 PEER = "flash_mla:flash_mla_with_kvcache"
-HEAD_DIM = 512
 
 
 @dataclass(frozen=True)

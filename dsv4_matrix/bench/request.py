@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsv4_matrix.report.canonical import ReportError, check_writable
+
 
 @dataclass(frozen=True)
 class Request:
@@ -31,7 +33,7 @@ class Request:
 
 
 class RequestError(ValueError):
-    """Options that do not go together."""
+    """Options that do not go together, or that cannot be followed here."""
 
 
 def check(request: Request) -> None:
@@ -48,11 +50,12 @@ def check(request: Request) -> None:
         raise RequestError("--table renders a document: measure with --json PATH, then --from PATH --table")
     if request.plot is not None and request.plot.suffix != ".svg":
         raise RequestError(f"--plot writes SVG: expected a name that ends in .svg, got {request.plot}")
-    if (
-        request.plot is not None
-        and request.source is None
-        and request.steps
-        and not request.long
-        and not request.shapes
-    ):
+    steps_alone = request.source is None and request.steps and not request.long and not request.shapes
+    if request.plot is not None and steps_alone:
         raise RequestError("--plot draws shapes, and --steps alone measures none; add --shapes or --long")
+    for name, path in (("--json", request.json), ("--plot", request.plot)):
+        try:
+            if path is not None:
+                check_writable(path)
+        except ReportError as error:
+            raise RequestError(f"{name}: {error}") from None

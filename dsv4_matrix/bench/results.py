@@ -113,7 +113,8 @@ class KernelResources:
         name: module and function.
         variant: the compile-time constants that tell it from others of its name, as ``A=1 B=2``.
         warps: of a program; a warp-specialised kernel has more than it is launched with.
-        registers: a thread's. local_bytes: a thread's local memory: spilled registers, and arrays if it has any.
+        registers: of a thread.
+        local_bytes: of a thread: spilled registers, and arrays if it has any.
         shared_bytes: of a program.
     """
 

@@ -10,15 +10,18 @@ from functools import partial
 
 import torch
 
+from dsv4_matrix.bench.floors import BF16_BYTES, HEAD_DIM, TOKEN_BYTES
 from dsv4_matrix.bench.launches import graph_launches, kernel_microseconds
 from dsv4_matrix.bench.results import StepMeasurement
 from dsv4_matrix.bench.timing import captured, median_microseconds, replays
 from dsv4_matrix.modes.step import StepInputs, run_captured_step
 from dsv4_matrix.protocol import AttentionBackend, BackendFactory, ForwardBatch, ForwardMode, RunnerConfig
 
-PAGE, HEAD_DIM, HEADS, TOPK, TOKEN_BYTES = 256, 512, 64, 512, 584
+PAGE, HEADS, TOPK = 256, 64, 512
 REQUESTS, CONTEXT = 256, 4096
 STORE_ROWS = (4096, 65536)
+#: a row's location, and the slot that it stands for
+ADDRESS_BYTES = 16
 
 
 def decode_runner(device: torch.device) -> RunnerConfig:
@@ -81,12 +84,12 @@ def _metadata(backend: AttentionBackend, batch: ForwardBatch) -> Iterator[StepMe
 
 
 def _store(backend: AttentionBackend, runner: RunnerConfig, rows: int) -> Iterator[StepMeasurement]:
-    """A store reads bf16 rows and their locations, and writes packed tokens: held against a copy of as many bytes."""
+    """A store reads bf16 rows and where each goes, and writes packed tokens: held against a copy of as many bytes."""
     keys = torch.randn(rows, HEAD_DIM, device=runner.req_to_token.device).bfloat16()
     # the whole contexts of the first requests, as prompts fill them, in an order that no cache line gains from
     order = torch.randperm(rows, device=keys.device)
     locations = runner.req_to_token[1:].reshape(-1)[order].to(torch.int64)
-    moved = rows * (HEAD_DIM * 2 + 16 + TOKEN_BYTES)
+    moved = rows * (HEAD_DIM * BF16_BYTES + ADDRESS_BYTES + TOKEN_BYTES)
     source = torch.empty(moved // 2, dtype=torch.uint8, device=keys.device)
     target = torch.empty_like(source)
     works: list[Callable[[], object]] = [

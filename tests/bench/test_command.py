@@ -54,6 +54,8 @@ def test_rendering_needs_no_torch(measured):
         (["--table"], "--table renders a document: measure with --json PATH, then --from PATH --table"),
         (["--plot", "x.png"], "--plot writes SVG: expected a name that ends in .svg, got x.png"),
         (["--plot", "x.svg", "--steps"], "--plot draws shapes, and --steps alone measures none"),
+        (["--json", "absent/x.json"], "--json: absent/x.json: there is no directory absent; create it first"),
+        (["--plot", "absent/x.svg"], "--plot: absent/x.svg: there is no directory absent; create it first"),
         (["--from", "nothing.json"], "nothing.json: [Errno 2]"),
     ],
 )

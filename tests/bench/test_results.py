@@ -107,6 +107,11 @@ def test_another_file_is_refused_by_name(text, said, tmp_path):
     assert said in str(error.value)
 
 
+def test_a_document_that_cannot_be_written_is_an_error_of_the_command(results, tmp_path):
+    with pytest.raises(document.DocumentError, match="absent"):
+        document.write(results, tmp_path / "absent" / "bench.json")
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(document.DocumentError, match="No such file"):
         document.read(tmp_path / "nothing.json")
