@@ -20,7 +20,12 @@ TIMEOUT = 600.0
 
 
 class BadInputError(Exception):
-    """An option, file or machine that does not allow this run; the message is for the user."""
+    """An option, file or machine that does not allow this run; the message is for the user, in the plugin's options."""
+
+
+def as_of_command(message: str) -> str:
+    """``message`` with the options of ``dsv4-matrix``, which lack the prefix that the plugin's have."""
+    return message.replace("--matrix-", "--")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsv4_matrix.context import BadInputError, Context, Options
+from dsv4_matrix.context import BadInputError, Context, Options, as_of_command
 from dsv4_matrix.gate import RunPlan, sampled
 from dsv4_matrix.gate_workers import WorkerDiedError, executed
 from dsv4_matrix.report.bits import Level
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         router = None if args.router is None else load_router(args.router)
         return _run(Context(options), plan, args.every, args.level, router)
     except (BadInputError, ValueError) as error:
-        print(f"dsv4-matrix gate, run {plan.name}: {str(error).replace('--matrix-', '--')}", file=sys.stderr)
+        print(f"dsv4-matrix gate, run {plan.name}: {as_of_command(str(error))}", file=sys.stderr)
         return BAD_INPUT
     except WorkerDiedError as error:
         print(f"dsv4-matrix gate, run {plan.name}: {error}", file=sys.stderr)

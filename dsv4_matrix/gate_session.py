@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dsv4_matrix.context import BadInputError, Context, Options
+from dsv4_matrix.context import BadInputError, Context, Options, as_of_command
 from dsv4_matrix.gate import PLAN_A, PLAN_B, GateError, Record, Run, RunPlan, Verdict, run_gate, sampled
 from dsv4_matrix.gate_child import comparable
 from dsv4_matrix.report.bits import Level
@@ -74,8 +74,7 @@ def gate(
         chosen = sampled((case.id for case in context.selected), every)
         least = max(1, 2 * len(on_any & set(chosen)))
     except (BadInputError, ValueError) as error:
-        # The plugin's options have a prefix that those of this command do not have.
-        print(f"dsv4-matrix gate: {str(error).replace('--matrix-', '--')}", file=sys.stderr)
+        print(f"dsv4-matrix gate: {as_of_command(str(error))}", file=sys.stderr)
         return BAD_INPUT
     child = ["-m", "dsv4_matrix.gate_child", "--matrix", context.matrix.path, "--every", str(every)]
     child += ["--level", asked.value]

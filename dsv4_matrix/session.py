@@ -15,7 +15,7 @@ import pytest
 from dsv4_matrix import waking
 from dsv4_matrix.conclusion import record as record_evidence
 from dsv4_matrix.conclusion import tell
-from dsv4_matrix.context import BadInputError, Context, Options
+from dsv4_matrix.context import BadInputError, Context, Options, as_of_command
 from dsv4_matrix.progress import Progress
 from dsv4_matrix.report import canonical
 from dsv4_matrix.report.kernels import ServedCall, header_text, reasons_text
@@ -126,8 +126,7 @@ def run_matrix(
 
 
 def _refused(reason: str) -> int:
-    # The plugin's options have a prefix that those of this command do not have.
-    print(f"dsv4-matrix run: {reason.replace('--matrix-', '--')}", file=sys.stderr)
+    print(f"dsv4-matrix run: {as_of_command(reason)}", file=sys.stderr)
     return BAD_INPUT
 
 

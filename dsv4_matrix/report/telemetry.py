@@ -22,7 +22,7 @@ class Telemetry:
         worker: ``main`` without xdist.
         host: name of the machine.
         message: one screen, empty for a pass.
-        started: seconds between the start of the run's controlling process's plugin and that of the call phase.
+        started: seconds from the start of the run, in the process that collects results, to that of the call phase.
         spent: seconds of the host to ``build`` the inputs, to ``drive`` the backend and to ``judge`` the answers.
     """
 
