@@ -135,9 +135,12 @@ def _row(device: str, evidence: GateEvidence | None, matrix: Matrix, here: str) 
 
 
 def _check_types(value: Mapping[str, Any], path: Path) -> None:
-    for name, item in value.items():
+    of_header = {f"header.{name}": item for name, item in value["header"].items()}
+    for name, item in {**value, **of_header}.items():
+        if name == "header":
+            continue
         wanted = int if name in ("cases", "rows", "differ", "missing", "short", "uncaught") else str
-        if name != "header" and (not isinstance(item, wanted) or isinstance(item, bool)):
+        if not isinstance(item, wanted) or isinstance(item, bool):
             raise ReportError(f"{path}: {name} must be {wanted.__name__}, got {item!r}")
-        if wanted is int and item < 0:
+        if isinstance(item, int) and item < 0:
             raise ReportError(f"{path}: {name} must not be negative, got {item}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from dsv4_matrix.report.gate_evidence import (
 from dsv4_matrix.report.result import Header
 
 PACKAGE = Path(__file__).parents[2] / "dsv4_matrix"
+HEADER = {field.name: "x" for field in fields(Header)}
 
 
 @pytest.fixture
@@ -105,6 +106,7 @@ def test_every_source_that_decides_a_verdict_is_in_its_fingerprint(matrix: Matri
         ({"level": "L9"}, "L9"),
         ({"host": "box"}, "unexpected keyword argument 'host'"),
         ({"header": {"host": "box"}}, "keyword argument"),
+        ({"header": {**HEADER, "torch": 2}}, "header.torch must be str, got 2"),
         ({"schema": "other"}, "is not of schema dsv4-matrix-gate/1"),
     ],
 )
