@@ -237,7 +237,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _gate(args: argparse.Namespace) -> int:
-    from dsv4_matrix.gate_session import gate
+    from dsv4_matrix.gate_command.session import gate
 
     return gate(
         matrix=args.matrix,

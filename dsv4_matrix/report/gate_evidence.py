@@ -23,9 +23,14 @@ SCHEMA = "dsv4-matrix-gate/1"
 SUFFIX = ".gate.json"
 #: Parts of the harness that decide a verdict, beside those that decide a result.
 SOURCES = (
-    "gate", "gate_session.py", "gate_child.py", "gate_workers.py", "composition.py", "environment", "admission.py",
-    "report/bits.py", "report/digest.py",
-)  # fmt: skip
+    "gate",
+    "gate_command",
+    "composition.py",
+    "environment",
+    "admission.py",
+    "report/bits.py",
+    "report/digest.py",
+)
 
 
 @dataclass(frozen=True)

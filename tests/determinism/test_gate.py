@@ -16,7 +16,7 @@ from dsv4_matrix.environment import Attestation
 from dsv4_matrix.gate import PLAN_A, PLAN_B, RowStore, Run, RunPlan, Verdict, compare, run_gate, sampled
 from dsv4_matrix.gate.canaries import uncaught, uncaught_in
 from dsv4_matrix.gate.rows import describe
-from dsv4_matrix.gate_session import recorder
+from dsv4_matrix.gate_command.session import recorder
 from dsv4_matrix.report import gate_evidence
 from dsv4_matrix.report.bits import BitsReport, CaseBits, Level, dumps, loads
 from dsv4_matrix.report.canonical import ReportError

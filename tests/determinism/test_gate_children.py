@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsv4_matrix import gate_child, gate_workers
 from dsv4_matrix.gate import PLAN_A, PLAN_B, run_gate
+from dsv4_matrix.gate_command import child, workers
 from dsv4_matrix.report.bits import Level
 from dsv4_matrix.routing import RoutingError
 
@@ -36,7 +36,7 @@ def test_a_run_that_fails_ends_the_other(tmp_path, capfd):
 
 ORPHANS = """
 import multiprocessing, os, signal, threading, time
-from dsv4_matrix.gate_workers import _end_with_parent
+from dsv4_matrix.gate_command.workers import _end_with_parent
 
 def worker(told):
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -96,8 +96,8 @@ CONTEXT = SimpleNamespace(options=None, machine=SimpleNamespace(kind="gpu"))
 
 @pytest.fixture
 def pool(monkeypatch):
-    monkeypatch.setattr(gate_workers, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(gate_workers, "_one", lambda context, plan, case, paths: ("here", case.id))
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(workers, "_one", lambda context, plan, case, paths: ("here", case.id))
     monkeypatch.setattr(Pool, "made", 0)
     monkeypatch.setattr(Pool, "cancelled", 0)
     monkeypatch.setattr(Pool, "dies", "")
@@ -114,22 +114,22 @@ class Halves:
 
 def test_each_case_is_run_once_and_the_first_place_is_this_process(pool):
     cases = [made(name) for name in "fedcba"]
-    found = list(gate_workers.executed(CONTEXT, replace(PLAN_B, workers=4), cases, (), Halves()))
+    found = list(workers.executed(CONTEXT, replace(PLAN_B, workers=4), cases, (), Halves()))
     assert found == [*(("here", name) for name in "cba"), *(("pool", name) for name in "fed")]
     assert pool.made == 1  # places without a case start nothing
 
 
 def test_one_worker_needs_no_pool(pool):
-    assert list(gate_workers.executed(CONTEXT, PLAN_A, [made("b"), made("a")], ())) == [("here", "b"), ("here", "a")]
+    assert list(workers.executed(CONTEXT, PLAN_A, [made("b"), made("a")], ())) == [("here", "b"), ("here", "a")]
     assert pool.made == 0
 
 
 def test_a_worker_that_dies_leaves_the_name_of_its_case(pool):
     pool.dies = "e"
-    found = gate_workers.executed(CONTEXT, replace(PLAN_B, workers=2), [made(name) for name in "abcdefg"], (), Halves())
+    found = workers.executed(CONTEXT, replace(PLAN_B, workers=2), [made(name) for name in "abcdefg"], (), Halves())
     assert [next(found) for _ in range(4)] == [("here", "a"), ("here", "b"), ("here", "c"), ("pool", "d")]
     assert pool.cancelled == 0
-    with pytest.raises(gate_workers.WorkerDiedError, match="a worker died in case e"):
+    with pytest.raises(workers.WorkerDiedError, match="a worker died in case e"):
         next(found)
     assert pool.cancelled == 1, "the run waits for cases that nobody asks for any more"
 
@@ -137,13 +137,13 @@ def test_a_worker_that_dies_leaves_the_name_of_its_case(pool):
 def test_places_follow_the_ids_and_their_cost():
     cases = [made("a", num_steps=4), made("b", forward="extend", extend_lens=(3, 70)), *map(made, "cdefghij")]
     for device in ("gpu", "cpu"):
-        places = gate_workers.placed(cases, 3, device)
-        again = gate_workers.placed(cases[::-1], 3, device)
+        places = workers.placed(cases, 3, device)
+        again = workers.placed(cases[::-1], 3, device)
         assert [sorted(case.id for case in place) for place in places] == [sorted(c.id for c in p) for p in again]
         assert sorted(case.id for place in places for case in place) == list("abcdefghij")
-    first, _ = gate_workers.placed(cases, 2, "cpu")
+    first, _ = workers.placed(cases, 2, "cpu")
     assert [case.id for case in first] == ["b"]
-    assert len(gate_workers.placed(cases[:2], 8, "gpu")) == 2
+    assert len(workers.placed(cases[:2], 8, "gpu")) == 2
 
 
 def test_a_router_that_is_not_pure_is_refused():
@@ -156,7 +156,7 @@ def test_a_router_that_is_not_pure_is_refused():
             return tuple(tuple(sorted(i for i in ids if (ord(i) + shift) % places == p)) for p in range(places))
 
     with pytest.raises(RoutingError, match="it must look at the ids alone"):
-        gate_workers.placed([made(name) for name in "abcdef"], 2, "gpu", Loaded())
+        workers.placed([made(name) for name in "abcdef"], 2, "gpu", Loaded())
 
 
 @pytest.mark.parametrize(
@@ -173,4 +173,4 @@ def test_the_architecture_is_named_as_backends_declare_it(monkeypatch, kind, hip
     cuda = SimpleNamespace(get_device_capability=lambda _: capability, get_device_properties=lambda _: properties)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=hip)))
     context = SimpleNamespace(machine=SimpleNamespace(kind=kind))
-    assert gate_child._architecture(context) == name
+    assert child._architecture(context) == name

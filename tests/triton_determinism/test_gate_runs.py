@@ -19,7 +19,7 @@ from dsv4_matrix.environment import Attestation
 from dsv4_matrix.execution import Setup
 from dsv4_matrix.gate import PLAN_A, PLAN_B, RowStore, Run, compare
 from dsv4_matrix.gate.rows import describe
-from dsv4_matrix.gate_child import admitted
+from dsv4_matrix.gate_command.child import admitted
 from dsv4_matrix.loading import load_backend, load_reference
 from dsv4_matrix.machine import find_machine
 from dsv4_matrix.report.bits import BitsReport, Level

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dsv4_matrix.context import BadInputError, Context, Options, as_of_command
 from dsv4_matrix.gate import RunPlan, sampled
-from dsv4_matrix.gate_workers import WorkerDiedError, executed
+from dsv4_matrix.gate_command.workers import WorkerDiedError, executed
 from dsv4_matrix.report.bits import Level
 from dsv4_matrix.routing import Router, load_router
 
@@ -33,7 +33,7 @@ ATTENTION, PREFILL = "attention", "sparse-prefill"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """One run of a gate. 0 when the report is written, whatever the cases say; 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m dsv4_matrix.gate_child", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m dsv4_matrix.gate_command.child", allow_abbrev=False)
     for name in ("--matrix", "--backend", "--reference", "--cells", "--router"):
         parser.add_argument(name)
     parser.add_argument("--report", required=True, type=Path)
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     plan = RunPlan.observed(os.environ)
     if plan is None:
-        print("dsv4_matrix.gate_child: no plan; 'dsv4-matrix gate' starts this", file=sys.stderr)
+        print("dsv4_matrix.gate_command.child: no plan; 'dsv4-matrix gate' starts this", file=sys.stderr)
         return BAD_INPUT
     options = Options(
         matrix=Path(args.matrix),

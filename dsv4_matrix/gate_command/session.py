@@ -1,6 +1,6 @@
 """``dsv4-matrix gate``: the matrix twice, as two child processes under two plans, and the verdict as evidence.
 
-This process imports no torch; ``gate_child`` is what each of the two runs.
+This process imports no torch; ``child`` is what each of the two runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dsv4_matrix.context import BadInputError, Context, Options, as_of_command
 from dsv4_matrix.gate import PLAN_A, PLAN_B, GateError, Record, Run, RunPlan, Verdict, run_gate, sampled
-from dsv4_matrix.gate_child import comparable
+from dsv4_matrix.gate_command.child import comparable
 from dsv4_matrix.report.bits import Level
 
 BAD_INPUT = 2
@@ -76,7 +76,7 @@ def gate(
     except (BadInputError, ValueError) as error:
         print(f"dsv4-matrix gate: {as_of_command(str(error))}", file=sys.stderr)
         return BAD_INPUT
-    child = ["-m", "dsv4_matrix.gate_child", "--matrix", context.matrix.path, "--every", str(every)]
+    child = ["-m", "dsv4_matrix.gate_command.child", "--matrix", context.matrix.path, "--every", str(every)]
     child += ["--level", asked.value]
     for name, value in (("--backend", backend), ("--reference", reference), ("--cells", cells), ("--router", router)):
         child += [] if value is None else [name, value]
