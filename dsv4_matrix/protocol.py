@@ -8,7 +8,7 @@ Shapes: ``T`` query rows in the (padded) batch, ``bs`` requests, ``H`` query hea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -296,7 +296,3 @@ class Reference(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """The same in the precision of a good kernel: bf16 operands and probabilities, fp32 sums, another order."""
         ...
-
-
-#: Called with ``(runner)``; kept as an alias so that signatures read well.
-MakeBackend = Callable[[RunnerConfig], AttentionBackend]

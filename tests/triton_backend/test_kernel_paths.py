@@ -13,6 +13,7 @@ from dsv4_triton.geometry import NUM_HEADS
 from dsv4_triton.kernel_paths import kernels_of_target
 from dsv4_triton.target import TARGETS
 
+from dsv4_matrix.protocol import TellsKernels
 from dsv4_matrix.report.kernels import DeclaredKernel, declared_kernels, header_text, kernel_paths, read_table
 
 TABLE = read_table(Path(dsv4_triton.__file__).with_name("kernels.json"))
@@ -85,6 +86,7 @@ def test_every_kernel_of_the_table_can_be_had(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_the_default_is_told_for_this_device(device: str) -> None:
+    assert isinstance(DSV4TritonBackend, TellsKernels)
     paths = kernel_paths(DSV4TritonBackend, device)
     assert {path.call.partition("/")[0] for path in paths} == {"attention", "sparse-prefill"}
     assert all(path.why for path in paths)
