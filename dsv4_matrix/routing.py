@@ -17,6 +17,8 @@ from itertools import chain
 from typing import Protocol, runtime_checkable
 from zlib import crc32
 
+from dsv4_matrix.shard.plan import Unit, divide
+
 _ID = re.compile(r"[a-z0-9._=+-]{1,200}", re.ASCII)
 
 Places = tuple[tuple[str, ...], ...]
@@ -61,7 +63,7 @@ class ByHash:
 
 @dataclass(frozen=True)
 class ByCost:
-    """Longest first onto the least total, by static costs: better balanced, but adding an id may move others.
+    """Longest first onto the least total, as cells go to workers: better balanced, but adding an id may move others.
 
     Attributes:
         costs: positive integers from a declaration, never measured times; 1 where absent.
@@ -70,13 +72,8 @@ class ByCost:
     costs: Mapping[str, int] = field(default_factory=dict)
 
     def assign(self, ids: Sequence[str], places: int) -> Places:
-        found: list[list[str]] = [[] for _ in range(places)]
-        totals = [0] * places
-        for name in sorted(ids, key=lambda each: (-self.costs.get(each, 1), crc32(each.encode()), each)):
-            least = totals.index(min(totals))
-            found[least].append(name)
-            totals[least] += self.costs.get(name, 1)
-        return tuple(tuple(sorted(names)) for names in found)
+        units = [Unit(name, self.costs.get(name, 1), ()) for name in ids]
+        return tuple(tuple(unit.id for unit in place) for place in divide(units, places))
 
 
 def route(ids: Sequence[str], places: int, router: Router | None = None) -> Places:
