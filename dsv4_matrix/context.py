@@ -183,7 +183,7 @@ class Context:
 
         backend = self.setup.backend
         try:
-            return kernel_paths(getattr(backend.factory, "original", backend.factory), self.machine.torch_device)
+            return kernel_paths(backend.original, self.machine.torch_device)
         except KernelsError as error:
             raise BadInputError(f"backend {backend.name}: {error}") from None
 

@@ -35,6 +35,11 @@ class Backend:
     name: str
     factory: BackendFactory
 
+    @property
+    def original(self) -> BackendFactory:
+        """The factory as it was found, with whatever it declares about itself."""
+        return self.factory.original if isinstance(self.factory, CheckedFactory) else self.factory
+
 
 class CheckedFactory:
     """Makes backends by another factory, and names missing methods before a case runs into one."""
@@ -47,7 +52,7 @@ class CheckedFactory:
 
     @property
     def original(self) -> BackendFactory:
-        """The factory as it was found, with whatever it declares about itself."""
+        """The factory behind this one."""
         return self._factory
 
     def __call__(self, runner: RunnerConfig) -> AttentionBackend:

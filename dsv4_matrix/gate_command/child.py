@@ -116,11 +116,13 @@ def admitted(context: Context, cases: Sequence[Case], level: Level) -> tuple[Ker
     needed = [ATTENTION]
     if any(case.variant is not None and case.variant.forward == "extend" for case in cases):
         needed.append(PREFILL)
-    factory = context.setup.backend.factory
-    paths = admit(declared(getattr(factory, "original", factory)), needed, _architecture(context))
+    paths = admit(declared(context.setup.backend.original), needed, _architecture(context))
     for path in paths:
         if reason := path.unsupported(level):
-            raise NotAdmittedError(f"{reason}; --level L1 compares its requests one at a time")
+            what = (
+                "L1 compares its requests one at a time" if path.serial else f"{path.promise.value} is what it promises"
+            )
+            raise NotAdmittedError(f"{reason}; --level {what}")
     return paths
 
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dsv4_matrix.admission import NotAdmittedError
 from dsv4_matrix.gate import PLAN_A, PLAN_B, run_gate
 from dsv4_matrix.gate_command import child, workers
 from dsv4_matrix.report.bits import Level
@@ -157,6 +158,21 @@ def test_a_router_that_is_not_pure_is_refused():
 
     with pytest.raises(RoutingError, match="it must look at the ids alone"):
         workers.placed([made(name) for name in "abcdef"], 2, "gpu", Loaded())
+
+
+@pytest.mark.parametrize(
+    ("promise", "concurrency", "said"),
+    [
+        ("L2", "batch_invariant", "promises L2, not L3; --level L2 is what it promises"),
+        ("L3", "serial_only", "no promise about batches; --level L1 compares its requests one at a time"),
+    ],
+)
+def test_a_path_that_is_not_admitted_names_the_level_that_would_be(promise, concurrency, said):
+    path = {"path": "attention", "architectures": ["interpreter"], "promise": promise, "concurrency": concurrency}
+    backend = SimpleNamespace(original=SimpleNamespace(DETERMINISM=[path]))
+    context = SimpleNamespace(machine=SimpleNamespace(kind="cpu"), setup=SimpleNamespace(backend=backend))
+    with pytest.raises(NotAdmittedError, match=said):
+        child.admitted(context, [made("a")], Level.GRAPH)
 
 
 @pytest.mark.parametrize(
