@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A terminal that cannot show a check mark gets an escape, not a traceback.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = _dispatch(_parser().parse_args(argv))
+        status = _dispatch(_parsed(argv))
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of a pipe has seen enough (`| head`). Python would complain again when it closes stdout.
@@ -65,6 +65,14 @@ def _dispatch(args: argparse.Namespace) -> int:
         return BAD_INPUT
 
 
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """As ``parse_args``, which shows the usage of all commands, not of the one that was given too much."""
+    args, unknown = _parser().parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dsv4-matrix", description="Conformance matrix for DeepSeek-V4 sparse attention.", allow_abbrev=False
@@ -74,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
-        made.set_defaults(command=command)
+        made.set_defaults(command=command, parser=made)
         made.add_argument(
             "--matrix", metavar="PATH", help="declaration (default: matrix.yaml here, else the packaged one)"
         )
@@ -102,7 +110,13 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--record", metavar="DIR", help="write this device's evidence there, if the run was whole")
     made.add_argument("--report", metavar="PATH", help="write the canonical report there, telemetry beside it")
     made.add_argument("--require-gpu", action="store_true", help="fail where there is no usable GPU")
-    made.add_argument("-n", dest="workers", metavar="N", help="processes, 'auto' or a number; 0 is this one")
+    made.add_argument(
+        "-n",
+        dest="workers",
+        metavar="N",
+        help="processes: a number, 0 for this one, or 'auto', one a GPU, else one a CPU "
+        "(default: auto, but this process alone on a machine with one GPU)",
+    )
     made.add_argument("--shard", metavar="I/N", help="run the I-th of N parts, whole cells; see 'dsv4-matrix plan'")
     made.add_argument("--seeds", metavar="N", help="draw each case from N seeds (default: 1)")
     made.add_argument("--timeout", metavar="SECONDS", help="end and replace a worker whose case takes longer")

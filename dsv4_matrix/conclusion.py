@@ -19,7 +19,7 @@ _FULL_MESSAGES = 8
 def tell(
     matrix: Matrix, results: Sequence[Result], selected: Sequence[str], messages: Mapping[str, str], out: TextIO
 ) -> bool:
-    """Print failing cases, then the matrix. True if every selected case passed.
+    """Print failing cases, then the matrix without modes of which nothing was selected. True if all selected passed.
 
     Args:
         results: one a declared case.
@@ -33,7 +33,9 @@ def tell(
     if more := short[_FULL_MESSAGES:]:
         out.write(f"\nand {len(more)} more:\n")
         out.writelines(f"  {result.outcome} {result.id}: {_first_line(result.reason)}\n" for result in more)
-    out.write(f"\n{matrix_table(matrix, results)}\n\n")
+    cells = {result.cell for result in ran}
+    modes = {cell.mode for cell in matrix.cells if cell.id in cells}
+    out.write(f"\n{matrix_table(matrix, results, modes=modes)}\n\n" if modes else "\n")
     if any(result.kind == "refusal" for result in ran):
         out.write(f"{refusals_text(ran)}\n")
     proven = {result.id for result in ran}

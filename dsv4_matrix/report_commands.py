@@ -14,7 +14,7 @@ from dsv4_matrix.report import canonical, telemetry
 from dsv4_matrix.report.gaps import Gaps, gaps
 from dsv4_matrix.report.html import Told, page
 from dsv4_matrix.report.junit import junit_xml
-from dsv4_matrix.report.ledger import fell_short
+from dsv4_matrix.report.ledger import UNSELECTED, fell_short
 from dsv4_matrix.report.merge import MergeError, merge
 from dsv4_matrix.report.result import Outcome, Report, Result
 from dsv4_matrix.report.summary import summary_markdown
@@ -32,37 +32,39 @@ Command = Callable[[argparse.Namespace], int]
 
 def add_commands(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
     """Register the commands with ``add(name, command, help)``, which returns the parser for further arguments."""
-    made = add("plan", _told(_plan), "show which cells each shard, and each worker of it, runs")
+    made = add("plan", _told("plan", _plan), "show which cells each shard, and each worker of it, runs")
     made.add_argument("--shards", type=int, required=True, metavar="N", help="number of shards")
     made.add_argument("--workers", type=int, default=1, metavar="N", help="workers of each shard (default: 1)")
     made.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="where it will run (default: gpu)")
     made.add_argument("--cells", metavar="EXPR", help="fnmatch patterns on case ids, as of 'dsv4-matrix run'")
     made.add_argument("--json", action="store_true", help="for programs")
-    made = add("merge", _told(_merge), "put the reports of several shards together and see that nothing is missing")
+    made = add(
+        "merge", _told("merge", _merge), "put the reports of several shards together and see that nothing is missing"
+    )
     made.add_argument("reports", nargs="+", type=Path, metavar="REPORT")
     made.add_argument("--out", type=Path, metavar="PATH", help="write the merged report there, telemetry beside it")
     made.add_argument("--record", type=Path, metavar="DIR", help="write it as the device's evidence, if all cases ran")
     made.add_argument("--json", action="store_true", help="for programs: every case that is missing, lost or short")
-    made = add("summary", _told(_summary), "print a report as Markdown, for GITHUB_STEP_SUMMARY")
+    made = add("summary", _told("summary", _summary), "print a report as Markdown, for GITHUB_STEP_SUMMARY")
     made.add_argument("report", type=Path, metavar="REPORT")
     made.add_argument("--title", default="dsv4-matrix", help="of its heading")
-    made = add("html", _told(_html), "write reports, one a device, as one page that needs no network")
+    made = add("html", _told("html", _html), "write reports, one a device, as one page that needs no network")
     made.add_argument("reports", nargs="+", type=Path, metavar="REPORT")
     made.add_argument("--out", type=Path, required=True, metavar="PATH")
-    made = add("junit", _told(_junit), "write a report as JUnit XML")
+    made = add("junit", _told("junit", _junit), "write a report as JUnit XML")
     made.add_argument("report", type=Path, metavar="REPORT")
     made.add_argument("--out", type=Path, required=True, metavar="PATH")
 
 
-def _told(command: Command) -> Command:
+def _told(name: str, command: Command) -> Command:
     def guarded(args: argparse.Namespace) -> int:
         try:
             return command(args)
         except _BAD as error:
-            print(f"dsv4-matrix: {error}", file=sys.stderr)
+            print(f"dsv4-matrix {name}: {error}", file=sys.stderr)
             return BAD_INPUT
         except MergeError as error:
-            print(f"dsv4-matrix: {error}", file=sys.stderr)
+            print(f"dsv4-matrix {name}: {error}", file=sys.stderr)
             return SHORT
 
     return guarded
@@ -85,7 +87,7 @@ def _plan(args: argparse.Namespace) -> int:
     here = {case.id for case in matrix.cases(args.device)}
     cases = [case for case in select(matrix.cases(), args.cells) if case.id in here]
     if args.shards < 1 or args.workers < 1:
-        raise PlanError("give at least one shard and one worker")
+        raise PlanError(f"got --shards {args.shards}, --workers {args.workers}; give at least one shard and one worker")
     shards = shards_of(cases, args.device, args.shards)
     if args.json:
         print(json.dumps({"device": args.device, "shards": _plan_json(shards, args.workers)}, indent=2))
@@ -134,6 +136,13 @@ def _merge(args: argparse.Namespace) -> int:
         telemetry.write(_telemetry(paths).values(), telemetry_path(args.out))
     for gap in lacking.told():
         print("\n  ".join([f"dsv4-matrix merge: {gap.head}:", *gap.names]), file=sys.stderr)
+    missing = frozenset(lacking.missing)
+    if left_out := sum(result.id in missing and result.reason == UNSELECTED for result in merged.results):
+        print(
+            f"dsv4-matrix merge: {left_out} of the missing were left out by --cells where the reports were made; "
+            "a merge is of the whole matrix, so run the shards without it",
+            file=sys.stderr,
+        )
     short, whole = fell_short(merged.results), not lacking.told()
     passed = sum(result.outcome is Outcome.PASSED for result in merged.results)
     if args.json:

@@ -35,6 +35,10 @@ def select(cases: Sequence[Case], expression: str | None) -> tuple[Case, ...]:
 
 
 def _near(pattern: str, ids: Sequence[str]) -> str:
+    # A cell's name, or a pattern of cells: what everybody tries first.
+    of_cells = f"{pattern.replace('/', '-').rstrip('*-')}-*"
+    if "/" in pattern and any(fnmatchcase(case_id, of_cells) for case_id in ids):
+        return f"patterns are of case ids, and those of this cell are {of_cells!r}"
     plain = pattern.replace("*", "").replace("?", "").replace("/", "-").lower()
     near = (
         get_close_matches(plain, ids, n=5, cutoff=0.3) or [case_id for case_id in ids if plain and plain in case_id][:5]

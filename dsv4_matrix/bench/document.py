@@ -19,6 +19,7 @@ from dsv4_matrix.bench.shapes import Shape
 from dsv4_matrix.report.canonical import ReportError, write_in_one_step
 
 SCHEMA = 1
+_EXPECTED = f"expected a document of 'dsv4-matrix bench --json' of schema {SCHEMA}"
 
 
 class DocumentError(ValueError):
@@ -59,10 +60,12 @@ def read(path: Path) -> Results:
     """Raises DocumentError, naming the file and what is wrong with it."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise DocumentError(f"{path}: {error}") from error
+    except OSError as error:
+        raise DocumentError(f"{path}: cannot read the document: {error.strerror}") from error
+    except ValueError as error:  # bytes that are not UTF-8, text that is not JSON
+        raise DocumentError(f"{path}: {_EXPECTED}; this is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise DocumentError(f"{path}: expected a document of 'dsv4-matrix bench --json' of schema {SCHEMA}")
+        raise DocumentError(f"{path}: {_EXPECTED}")
     try:
         return _results(document)
     except (KeyError, TypeError, AttributeError) as error:

@@ -102,7 +102,10 @@ class Run:
 def _plan(request: Request) -> Plan:
     """Raises RequestError for what cannot be loaded, selected or run here."""
     if not torch.cuda.is_available():
-        raise RequestError("there is no GPU here: torch.cuda.is_available() is False")
+        raise RequestError(
+            "there is no GPU here: torch.cuda.is_available() is False; measure with --json PATH where there is one, "
+            "and render that anywhere with --from PATH"
+        )
     table = peer_table()
     groups: dict[str, list[Shape]] = {}
     try:

@@ -29,13 +29,15 @@ class DeclarationError(Exception):
     """A declaration that cannot be used, with every mistake that was found in it.
 
     Attributes:
-        mistakes: in the order of their places, never empty.
+        mistakes: each once, in the order of their places; never empty.
     """
 
     def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
         if not mistakes:
             raise ValueError("a DeclarationError needs at least one mistake")
-        self.mistakes = tuple(sorted(mistakes, key=lambda m: (m.place.path, m.place.line, m.place.column, m.found)))
+        # Once each: a profile's mistake is found again by every cell that uses it.
+        once = dict.fromkeys(mistakes)
+        self.mistakes = tuple(sorted(once, key=lambda m: (m.place.path, m.place.line, m.place.column, m.found)))
         super().__init__(str(self))
 
     def __reduce__(self) -> tuple[type[DeclarationError], tuple[tuple[Mistake, ...]]]:

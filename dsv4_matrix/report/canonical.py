@@ -119,7 +119,10 @@ def _object(
     try:
         value = json.loads(line, object_pairs_hook=lambda pairs: _unique(pairs, place), parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise ReportError(f"{place}: not JSON: {error.msg} at column {error.colno}") from None
+        raise ReportError(
+            f"{place}: not JSON: {error.msg} at column {error.colno}; expected JSON Lines as "
+            "'dsv4-matrix run --report' writes them"
+        ) from None
     except (ValueError, RecursionError) as error:
         # Python refuses integers of thousands of digits, NaN (``_refuse_constant``) and nesting beyond its stack.
         if isinstance(error, ReportError):

@@ -124,11 +124,11 @@ def read_table(path: Path) -> tuple[DeclaredKernel, ...]:
 
 
 def table_text(table: Sequence[DeclaredKernel]) -> list[str]:
-    """One line for each entry, for people: ``attention: hopper on sm90 with NAME=value, for 64 or 128 heads``."""
+    """One line for each entry, for people: ``attention: hopper on sm90 with NAME=value (64 or 128 heads)``."""
     lines, seen = [], set()
     for entry in table:
         setting = f" with {entry.setting}" if entry.setting else ""
-        when = f", for {entry.when}" if entry.when else ", for all others" if entry.call in seen else ""
+        when = f" ({entry.when})" if entry.when else " (all others)" if entry.call in seen else ""
         lines.append(f"{entry.call}: {entry.kernel} on {', '.join(entry.architectures)}{setting}{when}")
         seen.add(entry.call)
     return lines

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from dsv4_matrix.declaration.model import Case
 from dsv4_matrix.report.result import Outcome, Result
 
+#: Why a case was not run that nobody asked for.
+UNSELECTED = "not selected in this run"
+
 
 class DuplicateResultError(ValueError):
     """Two results for one case: two tests ran it, or two workers did."""
@@ -39,7 +42,7 @@ class Ledger:
             )
         self.results[result.id] = result
 
-    def complete(self, unplanned: str = "not selected in this run") -> tuple[Result, ...]:
+    def complete(self, unplanned: str = UNSELECTED) -> tuple[Result, ...]:
         """One result for every declared case, sorted by id: ``lost`` if planned, else ``not-run`` with the reason."""
         return tuple(
             self.results.get(case_id) or self._absent(case, unplanned) for case_id, case in sorted(self.cases.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tabulate import tabulate
 
@@ -51,8 +51,17 @@ def worst_margin(results: Iterable[Result]) -> str:
     return max(margins, key=lambda text: (text == "nan", 0.0 if text == "nan" else float(text)), default="")
 
 
-def matrix_table(matrix: Matrix, results: Iterable[Result], style: str = "simple", graphs: bool = False) -> str:
-    """Modes down, ratios across, ``cell_text`` inside; ``style`` is a table format of tabulate."""
+def matrix_table(
+    matrix: Matrix,
+    results: Iterable[Result],
+    style: str = "simple",
+    graphs: bool = False,
+    modes: Collection[str] | None = None,
+) -> str:
+    """Modes down, ratios across, ``cell_text`` inside; ``style`` is a table format of tabulate.
+
+    ``modes`` names those shown, None all: a run of a few cases need not be looked for among rows of *not run*.
+    """
     of_cell: dict[str, list[Result]] = {}
     for result in results:
         of_cell.setdefault(result.cell, []).append(result)
@@ -64,6 +73,7 @@ def matrix_table(matrix: Matrix, results: Iterable[Result], style: str = "simple
             for ratio in matrix.ratios
         ]
         for mode in matrix.modes
+        if modes is None or mode.name in modes
     ]
     heads = ["mode", *(f"ratio {ratio}" for ratio in matrix.ratios)]
     return tabulate(rows, headers=heads, tablefmt=style, disable_numparse=True)

@@ -56,7 +56,7 @@ def test_rendering_needs_no_torch(measured):
         (["--plot", "x.svg", "--steps"], "--plot draws shapes, and --steps alone measures none"),
         (["--json", "absent/x.json"], "--json: absent/x.json: there is no directory absent; create it first"),
         (["--plot", "absent/x.svg"], "--plot: absent/x.svg: there is no directory absent; create it first"),
-        (["--from", "nothing.json"], "nothing.json: [Errno 2]"),
+        (["--from", "nothing.json"], "nothing.json: cannot read the document: No such file"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused_at_once(arguments, said, capsys):
@@ -77,7 +77,10 @@ def test_without_a_gpu_it_says_so():
     command = [sys.executable, "-m", "dsv4_matrix.cli", "bench", "--kernel", "dsv4_matrix.loading:load_kernel"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "dsv4-matrix bench: there is no GPU here: torch.cuda.is_available() is False\n"
+    assert done.stderr == (
+        "dsv4-matrix bench: there is no GPU here: torch.cuda.is_available() is False; measure with --json PATH where "
+        "there is one, and render that anywhere with --from PATH\n"
+    )
 
 
 def test_kernels_are_found_as_backends_are():

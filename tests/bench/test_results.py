@@ -91,7 +91,7 @@ def test_a_document_comes_back_as_it_was(results, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "Expecting value"),
+        ("", "bench --json' of schema 1; this is not JSON: Expecting value"),
         ("[]", "expected a document of 'dsv4-matrix bench --json' of schema 1"),
         ('{"schema": 0}', "expected a document of 'dsv4-matrix bench --json' of schema 1"),
         ('{"schema": 1}', "KeyError: 'machine'"),

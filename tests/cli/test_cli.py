@@ -112,6 +112,12 @@ def test_bad_arguments_are_status_2(cli: Cli, argv: list[str]) -> None:
     assert ran.err.startswith("usage: dsv4-matrix")
 
 
+def test_an_unknown_argument_shows_the_usage_of_its_command(cli: Cli) -> None:
+    err = cli("junit", "a.jsonl", "b.jsonl", "--out", "a.xml").err
+    assert err.startswith("usage: dsv4-matrix junit [-h] [--matrix PATH] --out PATH REPORT\n")
+    assert err.endswith("dsv4-matrix junit: error: unrecognized arguments: b.jsonl\n")
+
+
 @pytest.mark.parametrize("content", [b"", b"\x00\xff", b"a: &a [*a]", b"- 1"], ids=["empty", "binary", "alias", "list"])
 def test_hostile_file_is_status_2(cli: Cli, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "m.yaml"

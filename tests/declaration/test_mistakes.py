@@ -56,6 +56,12 @@ def test_mistake_is_reported_at_its_place(block: Block, edited: Callable[..., by
     assert [str(mistake) for mistake in caught.value.mistakes] == [f"m.yaml:{text}" for text in block.mistakes]
 
 
+def test_a_mistake_that_several_readers_find_is_told_once() -> None:
+    """A profile's is found by each cell that uses it."""
+    one, other = (Mistake(Place("m.yaml", 3, 5), found, "x") for found in ("a", "b"))
+    assert DeclarationError((one, other, one)).mistakes == (one, other)
+
+
 def test_small_declaration_has_no_mistake(edited: Callable[..., bytes]) -> None:
     # Without this, every block above could pass for a reason of the base text's own.
     assert len(read_matrix(edited(), "m.yaml").cells) == 4

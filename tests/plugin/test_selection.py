@@ -34,7 +34,9 @@ def test_no_pattern_is_a_mistake(expression: str) -> None:
 @pytest.mark.parametrize(
     ("expression", "near"),
     [
-        ("r0-eager-*,r4/cg-decode", "near it are r4-cg-decode-a"),
+        ("r0-eager-*,r4/cg-decode", r"no case id matches 'r4/cg-decode'; .* this cell are 'r4-cg-decode-\*'$"),
+        ("r4/*", r"are 'r4-\*'$"),
+        ("r4/cg-dec", "near it are r4-cg-decode-a"),
         ("R0-EAGER-A", "near it are r0-eager-a"),
         ("zzz", "list'"),
     ],

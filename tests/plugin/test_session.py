@@ -52,6 +52,16 @@ def test_a_good_run_ends_with_the_matrix(run: Run) -> None:
     )
 
 
+def test_a_run_of_some_cases_shows_their_modes_only(run: Run) -> None:
+    assert run(cells="r0-eager-good-a").stdout.endswith(
+        "mode    ratio 0              ratio 4\n"
+        "------  -------------------  ---------\n"
+        "Eager   1/2 0.50, 1 not run  1 not run\n"
+        "\n"
+        "1 of 1 selected cases passed; 1 declared for gpu only, 3 not selected in this run\n"
+    )
+
+
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_what_fell_short_stands_above_the_table(run: Run, workers: str) -> None:
     done = run("good,bad,raise", workers=workers)

@@ -73,8 +73,8 @@ def test_plan_says_the_same_in_words(matrix: Matrix, capsys: pytest.CaptureFixtu
     [
         (["--shards", 99], " cells with a probe, the refusals: none of these is divided, so "),
         (["--shards", 2, "--cells", "refusal-*"], "2 shards for the refusals: none"),
-        (["--shards", 0], "at least one shard"),
-        (["--shards", 1, "--workers", 0], "at least one shard and one worker"),
+        (["--shards", 0], "plan: got --shards 0, --workers 1; give at least one shard"),
+        (["--shards", 1, "--workers", 0], "got --shards 1, --workers 0; give at least one shard and one worker"),
         (["--shards", 1, "--cells", "r9-*"], "no case id matches 'r9-*'"),
     ],
 )
@@ -106,6 +106,16 @@ def test_merge_without_a_shard_fails_names_the_cases_and_records_nothing(
     assert "evidence not recorded" in err
     assert not (folder / "evidence").exists()
     assert (folder / "all.jsonl").exists(), "what there is can still be shown"
+
+
+@pytest.mark.parametrize("reason", ["not selected in this run", "in another shard"])
+def test_merge_tells_a_selection_from_a_missing_shard(
+    make: Maker, matrix: Matrix, folder: Path, case_id: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(make("gpu", change={case_id: {"outcome": Outcome.NOT_RUN, "reason": reason}}), folder / "a.jsonl")
+    assert run(matrix, "merge", path) == 1
+    told = "1 of the missing were left out by --cells" in capsys.readouterr().err
+    assert told == (reason == "not selected in this run")
 
 
 def test_merge_names_every_case_for_programs(

@@ -114,6 +114,7 @@ def _line(number: int, old: str, new: str) -> str:
         (_line(3, '"captures":1,', '"captures": 1,'), "r.jsonl:3: not in canonical form"),
         (_line(3, '"captures":1,', '"captures":1,"captures":1,'), "r.jsonl:3: a key occurs twice"),
         (_line(3, "}", ""), "r.jsonl:3: not JSON"),
+        ("{\n}\n", "; expected JSON Lines as 'dsv4-matrix run --report' writes them"),
         (_line(3, GOLDEN.split("\n")[2], "[]"), "r.jsonl:3: expected an object, got list"),
         (_line(4, "r0-eager-a", "r0-aaa"), "r.jsonl:4: case r0-aaa stands after r0-cg-decode-small"),
         (_line(5, "r0-eager-b", "r0-eager-a"), "r.jsonl:5: case r0-eager-a occurs twice"),

@@ -98,6 +98,15 @@ def test_a_refusal_that_was_not_seen_is_shown(matrix: Matrix, report: Report) ->
     assert refusals_text([broken]) == "0/1 refusals outside the cells hold; not: refusal-head-dim"
 
 
+def test_a_table_of_some_modes_shows_no_other(matrix: Matrix, report: Report) -> None:
+    titles = {mode.name: mode.title for mode in matrix.modes}
+    assert len(titles) > 1
+    for name, title in titles.items():
+        shown = matrix_table(matrix, report.results, modes=[name])
+        assert [line for line in matrix_table(matrix, report.results).splitlines() if line.startswith(title)]
+        assert [line.split("  ")[0] for line in shown.splitlines()[2:]] == [title]
+
+
 def test_a_refusal_that_was_not_run_neither_holds_nor_fails(report: Report) -> None:
     waiting = replace(report.results[6], id="refusal-other", outcome=Outcome.NOT_RUN)
     assert refusals_text([report.results[6], waiting]) == "1/1 refusals outside the cells hold; 1 not run"

@@ -142,8 +142,8 @@ def test_a_table_is_read_without_importing_the_backend(package: Callable[[Any], 
     table = declared_kernels(name)
     assert table[0] == DeclaredKernel("attention", "fast", ("sm90",), "FAST=1", "64 heads")
     assert table_text(table) == [
-        "attention: fast on sm90 with FAST=1, for 64 heads",
-        "attention: slow on sm90, for all others",
+        "attention: fast on sm90 with FAST=1 (64 heads)",
+        "attention: slow on sm90 (all others)",
     ]
     assert "telling_backend" not in sys.modules
 
