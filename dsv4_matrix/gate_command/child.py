@@ -13,14 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsv4_matrix.admission import KernelPath, NotAdmittedError, admit, declared
 from dsv4_matrix.context import BadInputError, Context, Options, as_of_command
 from dsv4_matrix.gate import RunPlan, sampled
 from dsv4_matrix.gate_command.workers import WorkerDiedError, executed
 from dsv4_matrix.report.bits import Level
-from dsv4_matrix.routing import Router, load_router
+from dsv4_matrix.routing import Router, RoutingError, load_router
 
 if TYPE_CHECKING:
-    from dsv4_matrix.admission import KernelPath
     from dsv4_matrix.declaration.model import Case, Matrix
     from dsv4_matrix.overrides import Forced
 
@@ -32,7 +32,7 @@ ATTENTION, PREFILL = "attention", "sparse-prefill"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """One run of a gate. 0 when the report is written, whatever the cases say; 2 for bad input."""
+    """One run of a gate. 0 when the report is written, whatever the cases say; 1 if a worker died; 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m dsv4_matrix.gate_command.child", allow_abbrev=False)
     for name in ("--matrix", "--backend", "--reference", "--cells", "--router"):
         parser.add_argument(name)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         router = None if args.router is None else load_router(args.router)
         return _run(Context(options), plan, args.every, args.level, router)
-    except (BadInputError, ValueError) as error:
+    except (BadInputError, NotAdmittedError, RoutingError) as error:
         print(f"dsv4-matrix gate, run {plan.name}: {as_of_command(str(error))}", file=sys.stderr)
         return BAD_INPUT
     except WorkerDiedError as error:
@@ -110,13 +110,17 @@ def admitted(context: Context, cases: Sequence[Case], level: Level) -> tuple[Ker
     """The kernel paths of ``cases``, which the backend declares ``level`` for on this device, else NotAdmittedError.
 
     A path that serves one request at a time is admitted below L2, where each needle is alone in its batch.
+    BadInputError for a declaration that cannot be read.
     """
-    from dsv4_matrix.admission import NotAdmittedError, admit, declared
-
     needed = [ATTENTION]
     if any(case.variant is not None and case.variant.forward == "extend" for case in cases):
         needed.append(PREFILL)
-    paths = admit(declared(context.setup.backend.original), needed, _architecture(context))
+    backend = context.setup.backend
+    try:
+        told = declared(backend.original)
+    except ValueError as error:
+        raise BadInputError(f"backend {backend.name}: {error}") from None
+    paths = admit(told, needed, _architecture(context))
     for path in paths:
         if reason := path.unsupported(level):
             what = (

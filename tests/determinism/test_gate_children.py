@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsv4_matrix.admission import NotAdmittedError
+from dsv4_matrix.context import BadInputError
 from dsv4_matrix.gate import PLAN_A, PLAN_B, run_gate
 from dsv4_matrix.gate_command import child, workers
 from dsv4_matrix.report.bits import Level
@@ -169,10 +170,40 @@ def test_a_router_that_is_not_pure_is_refused():
 )
 def test_a_path_that_is_not_admitted_names_the_level_that_would_be(promise, concurrency, said):
     path = {"path": "attention", "architectures": ["interpreter"], "promise": promise, "concurrency": concurrency}
-    backend = SimpleNamespace(original=SimpleNamespace(DETERMINISM=[path]))
-    context = SimpleNamespace(machine=SimpleNamespace(kind="cpu"), setup=SimpleNamespace(backend=backend))
     with pytest.raises(NotAdmittedError, match=said):
-        child.admitted(context, [made("a")], Level.GRAPH)
+        child.admitted(declaring(path), [made("a")], Level.GRAPH)
+
+
+def declaring(path):
+    """A context on a CPU whose backend declares this one path."""
+    backend = SimpleNamespace(name="mine", original=SimpleNamespace(DETERMINISM=[path]))
+    return SimpleNamespace(machine=SimpleNamespace(kind="cpu"), setup=SimpleNamespace(backend=backend))
+
+
+def test_a_declaration_that_cannot_be_read_is_bad_input():
+    with pytest.raises(BadInputError, match="backend mine: DETERMINISM: entry 'attention' has"):
+        child.admitted(declaring({"path": "attention"}), [made("a")], Level.GRAPH)
+
+
+@pytest.mark.parametrize("error", [BadInputError("no such file"), RoutingError("no such router")])
+def test_bad_input_ends_a_run_with_its_reason(monkeypatch, capsys, error):
+    assert run_that_raises(monkeypatch, error) == child.BAD_INPUT
+    assert capsys.readouterr().err == f"dsv4-matrix gate, run A: {error}\n"
+
+
+def test_a_mistake_of_the_harness_is_not_taken_for_bad_input(monkeypatch):
+    with pytest.raises(ValueError, match="shapes differ"):
+        run_that_raises(monkeypatch, ValueError("shapes differ"))
+
+
+def run_that_raises(monkeypatch, error):
+    def run(*_):
+        raise error
+
+    monkeypatch.setattr(child, "_run", run)
+    for name, value in PLAN_A.environ("a").items():
+        monkeypatch.setenv(name, value)
+    return child.main(["--matrix", "matrix.yaml", "--report", "report.jsonl"])
 
 
 @pytest.mark.parametrize(
