@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class Work(TorchDispatchMode):
     """Names of operators that do something on a device: views and allocations do not."""
 
-    FREE = ("view", "slice", "select", "expand", "empty", "unsqueeze", "squeeze", "transpose", "alias", "detach",
-            "as_strided")  # fmt: skip
+    FREE = frozenset({
+        "alias", "as_strided", "detach", "expand", "permute", "select", "slice", "squeeze", "transpose", "unsqueeze",
+        "view", "empty", "empty_like", "empty_strided", "new_empty",
+    })  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,7 +23,7 @@ class Work(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        if not name.startswith(self.FREE):
+        if name not in self.FREE:
             self.seen.append(name)
         return func(*args, **(kwargs or {}))
 
