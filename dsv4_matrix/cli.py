@@ -8,16 +8,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsv4_matrix import __version__, report_commands
+from dsv4_matrix import __version__
+from dsv4_matrix.commands import BAD_INPUT, GOOD, SHORT, Command, bench, gate, reports
 
 if TYPE_CHECKING:
     from dsv4_matrix.declaration.model import Matrix
 
-GOOD, SHORT, BAD_INPUT = 0, 1, 2
 #: What a shell reports for a command whose reader went away (128 + SIGPIPE).
 READER_GONE = 141
 
@@ -56,7 +56,7 @@ def _drop_stdout() -> None:
 def _dispatch(args: argparse.Namespace) -> int:
     from dsv4_matrix.declaration.mistakes import DeclarationError
 
-    command: Callable[[argparse.Namespace], int] = args.command
+    command: Command = args.command
     try:
         return command(args)
     except DeclarationError as error:
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dsv4-matrix {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    def add(name: str, command: Command, text: str) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
         made.set_defaults(command=command, parser=made)
         made.add_argument(
@@ -120,46 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--shard", metavar="I/N", help="run the I-th of N parts, whole cells; see 'dsv4-matrix plan'")
     made.add_argument("--seeds", metavar="N", help="draw each case from N seeds (default: 1)")
     made.add_argument("--timeout", metavar="SECONDS", help="end and replace a worker whose case takes longer")
-    made = add("gate", _gate, "run every covered case twice, all changed that must not matter, and compare the bits")
-    made.add_argument("--backend", metavar="NAME|module:attr", help="backend under test (default: the one installed)")
-    made.add_argument("--reference", metavar="NAME|module:attr", help="reference to judge by (default: the one)")
-    made.add_argument("--cells", metavar="EXPR", help="fnmatch patterns on case ids, comma means or: 'r4-*'")
-    made.add_argument(
-        "--level",
-        choices=("L0", "L1", "L2", "L3", "L4"),
-        default="L2",
-        help="what the second run differs in; cells that promise less are left out (default: L2, the batch)",
-    )
-    made.add_argument(
-        "-n",
-        dest="workers",
-        type=int,
-        default=4,
-        metavar="N",
-        help="processes of the second run; the first has half (default: 4)",
-    )
-    made.add_argument("--every", type=int, default=1, metavar="K", help="one case in K, the same ones every day")
-    made.add_argument("--minimum", type=int, metavar="N", help="rows to compare at least (default: two a case)")
-    made.add_argument("--devices", metavar="X,Y", help="with L4: entries of CUDA_VISIBLE_DEVICES for the two runs")
-    made.add_argument(
-        "--folder", metavar="DIR", default="build/gate", help="for reports and verdict (default: build/gate)"
-    )
-    made.add_argument("--record", metavar="DIR", help="write the verdict there as evidence; of the whole matrix only")
-    made.add_argument(
-        "--router", metavar="module:attr", help="who runs what, as dsv4_matrix.routing.Router (default: by static cost)"
-    )
-    made.add_argument("--require-gpu", action="store_true", help="fail where there is no usable GPU")
-    made = add("bench", _bench, "time a FlashMLA-compatible kernel on this GPU against floors and a peer's table")
-    made.add_argument("--kernel", metavar="NAME|module:attr", help="function to time (default: the only one installed)")
-    made.add_argument("--shapes", metavar="EXPR", help="fnmatch patterns on the 41 names, comma means or: 'c4-h64-*'")
-    made.add_argument("--long", action="store_true", help="contexts of 1M tokens and prompts of 8192 rows")
-    made.add_argument("--steps", action="store_true", help="metadata, stores and a whole decode step of a backend")
-    made.add_argument("--backend", metavar="NAME|module:attr", help="backend for --steps (default: the one installed)")
-    made.add_argument("--json", metavar="PATH", type=Path, help="write what is measured there, after each shape")
-    made.add_argument("--plot", metavar="PATH.svg", type=Path, help="draw times against floors and the peer there")
-    made.add_argument("--from", dest="source", metavar="PATH", type=Path, help="render that JSON instead of measuring")
-    made.add_argument("--table", action="store_true", help="with --from: as Markdown")
-    report_commands.add_commands(add)
+    for subject in (gate, bench, reports):
+        subject.add_commands(add)
     return parser
 
 
@@ -248,34 +210,6 @@ def _run(args: argparse.Namespace) -> int:
         seeds=args.seeds,
         require_gpu=args.require_gpu,
     )
-
-
-def _gate(args: argparse.Namespace) -> int:
-    from dsv4_matrix.gate_command.session import gate
-
-    return gate(
-        matrix=args.matrix,
-        backend=args.backend,
-        reference=args.reference,
-        cells=args.cells,
-        level=args.level,
-        workers=args.workers,
-        every=args.every,
-        minimum=args.minimum,
-        devices=args.devices,
-        folder=args.folder,
-        record=args.record,
-        router=args.router,
-        require_gpu=args.require_gpu,
-    )
-
-
-def _bench(args: argparse.Namespace) -> int:
-    from dsv4_matrix.bench.command import run_bench
-    from dsv4_matrix.bench.request import Request
-
-    names = ("kernel", "backend", "shapes", "long", "steps", "json", "plot", "source", "table")
-    return run_bench(Request(**{name: getattr(args, name) for name in names}))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dsv4_matrix.commands import BAD_INPUT, GOOD, SHORT, Add, Command
 from dsv4_matrix.declaration import find_matrix, load_matrix
 from dsv4_matrix.declaration.model import Matrix
 from dsv4_matrix.report import canonical, telemetry
@@ -22,16 +23,12 @@ from dsv4_matrix.report.telemetry import Telemetry, telemetry_path
 from dsv4_matrix.selection import SelectionError, select
 from dsv4_matrix.shard.plan import PlanError, Unit, divide, shards_of, units_text
 
-GOOD, SHORT, BAD_INPUT = 0, 1, 2
-
 #: Faults of what the user gave; each is told on one line and ends with status 2.
 _BAD = (canonical.ReportError, SelectionError, PlanError)
 
-Command = Callable[[argparse.Namespace], int]
 
-
-def add_commands(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
-    """Register the commands with ``add(name, command, help)``, which returns the parser for further arguments."""
+def add_commands(add: Add) -> None:
+    """Register the commands with ``add``."""
     made = add("plan", _told("plan", _plan), "show which cells each shard, and each worker of it, runs")
     made.add_argument("--shards", type=int, required=True, metavar="N", help="number of shards")
     made.add_argument("--workers", type=int, default=1, metavar="N", help="workers of each shard (default: 1)")
