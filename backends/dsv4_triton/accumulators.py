@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dsv4_triton.choice import load_kernels
 from dsv4_triton.geometry import HEAD_DIM
 from dsv4_triton.workload import PARTIAL_WORDS
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Words of a (row, split, head) that mean something: the accumulator, its maximum and its sum.
 WORDS = HEAD_DIM + 2
-#: Modules whose ``combine`` may serve a forward; the second is loaded where it does.
+#: Modules whose ``combine`` may serve a forward; the second is loaded where it can.
 _LAUNCHERS = ("dsv4_triton.attention", "dsv4_triton.hopper")
 
 
@@ -50,6 +51,7 @@ class Accumulators:
 def _recorded() -> Iterator[dict[int, torch.Tensor]]:
     """Accumulators by row of every launch inside."""
     rows: dict[int, torch.Tensor] = {}
+    load_kernels()
     modules = [sys.modules[name] for name in _LAUNCHERS if hasattr(sys.modules.get(name), "combine")]
     sound = [module.combine for module in modules]
     for module, kernel in zip(modules, sound, strict=True):

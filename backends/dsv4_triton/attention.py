@@ -23,10 +23,7 @@ from dsv4_triton.attention_kernel import attend
 from dsv4_triton.choice import choose
 from dsv4_triton.combine import combine
 from dsv4_triton.target import launching_on, target_of
-from dsv4_triton.workload import COMBINE_HEADS, workload
-
-#: scores are kept in base 2, as exp2 is what hardware has
-LOG2E = 1.4426950408889634
+from dsv4_triton.workload import COMBINE_HEADS, LOG2E, workload
 
 
 #: Keys a split. A constant: a count that followed the batch would make a row's bits depend on its neighbours.

@@ -1,4 +1,4 @@
-"""Which attention kernel serves a call: a function of setting, target, shapes and strides, with its reason.
+"""Which attention kernel serves a call: a function of setting, target, shapes, strides and alignment, with its reason.
 
 Batch size, lengths and values have no part in it: a row's bits must not depend on what is computed beside it. The one
 for Hopper serves what it can on such a GPU; ``DSV4_TRITON_KERNEL=portable``, read once when this module is imported,
@@ -8,7 +8,9 @@ leaves everything to the portable kernel.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 import triton
@@ -79,3 +81,10 @@ def _refused(keys: KeyList) -> str | None:
     if keys.indices.stride(2) != 1:
         return f"has indices of stride {keys.indices.stride(2)}, not contiguous"
     return None
+
+
+def load_kernels() -> None:
+    """Import what ``attention.launch`` would import for its first call on this device."""
+    if PREFERRED == "hopper" and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
+        with suppress(ImportError):  # another Triton: ``choose`` gives nothing to that kernel
+            import_module("dsv4_triton.hopper")

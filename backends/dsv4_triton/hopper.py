@@ -14,9 +14,8 @@ from dsv4_triton.combine import combine
 from dsv4_triton.hopper_kernel import attend
 from dsv4_triton.hopper_layouts import BLOCK_N, HEADS
 from dsv4_triton.target import launching_on
-from dsv4_triton.workload import COMBINE_HEADS, workload
+from dsv4_triton.workload import COMBINE_HEADS, LOG2E, workload
 
-LOG2E = 1.4426950408889634
 #: Keys a split: the largest selection of a decode row (128 + 1024) is one split, and 8192 compressed entries are seven.
 SPLIT_KEYS = 1280
 SPLIT_BLOCKS = SPLIT_KEYS // BLOCK_N

@@ -95,7 +95,7 @@ def sums(
             for i in range(count):
                 stage = done & 1
                 if SIDE == 1:
-                    # Here was the note on the block in front of this one, which has been decoded.
+                    # This entry held the block before this one, which is decoded, so it is free.
                     entry = (done + NOTED - 1) % NOTED
                     note(notes, entry, located, owner)
                     mbarrier.arrive(noted.index(entry), count=1)

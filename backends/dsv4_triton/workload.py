@@ -14,6 +14,8 @@ from dsv4_triton.geometry import HEAD_DIM
 PARTIAL_WORDS = HEAD_DIM + 4
 #: Bound of the workspace. Longer batches run in chunks of rows, one after the other in the same workspace.
 WORKSPACE_BYTES = 512 * 1024 * 1024
+#: scores are kept in base 2, as exp2 is what hardware has
+LOG2E = 1.4426950408889634
 #: heads a combine program takes
 COMBINE_HEADS = 4
 

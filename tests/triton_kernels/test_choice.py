@@ -125,3 +125,17 @@ def test_a_caller_can_ask():
     hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
     assert got.kernel == ("hopper" if hopper else "portable")
     assert got.reason
+
+
+@pytest.mark.parametrize(("preferred", "capability", "loaded"), [
+    ("hopper", (9, 0), True), ("hopper", (10, 0), False), ("portable", (9, 0), False),
+])  # fmt: skip
+def test_the_hopper_kernel_can_be_loaded_ahead_of_its_first_call(monkeypatch, preferred, capability, loaded):
+    """Whoever watches its launches has to have it loaded before."""
+    pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
+    monkeypatch.setattr(choice, "PREFERRED", preferred)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.delitem(sys.modules, "dsv4_triton.hopper", raising=False)
+    choice.load_kernels()
+    assert ("dsv4_triton.hopper" in sys.modules) == loaded
