@@ -25,7 +25,6 @@ from dsv4_triton.combine import combine
 from dsv4_triton.target import launching_on, target_of
 from dsv4_triton.workload import COMBINE_HEADS, LOG2E, workload
 
-
 #: Keys a split. A constant: a count that followed the batch would make a row's bits depend on its neighbours.
 SPLIT_KEYS = 640
 
