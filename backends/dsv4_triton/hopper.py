@@ -20,8 +20,8 @@ from dsv4_triton.workload import COMBINE_HEADS, LOG2E, workload
 SPLIT_KEYS = 1280
 SPLIT_BLOCKS = SPLIT_KEYS // BLOCK_N
 #: Registers of a thread by role; the ``sums`` that keeps the notes gets what is left of 128 a thread: 168. With Triton
-#: 3.6 no loop over keys of one split touches local memory, which this kernel cannot afford (docs/performance.md).
-REGISTERS = {"SUMS_REGISTERS": 160, "SCORES_REGISTERS": 88, "GATHER_REGISTERS": 96}
+#: 3.6 loops over keys of one split hardly touch local memory, which this kernel cannot afford (docs/performance.md).
+REGISTERS = {"SUMS_REGISTERS": 160, "SCORES_REGISTERS": 80, "GATHER_REGISTERS": 104}
 #: warps of the default role, and what the whole is compiled for
 OPTIONS = {"num_warps": 4, "maxnreg": 128}
 

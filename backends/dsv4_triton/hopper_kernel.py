@@ -70,6 +70,7 @@ def attend(
         gl.allocate_shared_memory(gl.int32, [NOTED, 8, BLOCK], PLAIN_2D),
         gl.allocate_shared_memory(gl.float32, [NOTED, BLOCK], PLAIN),
         gl.allocate_shared_memory(gl.int32, [NOTED, 1], PLAIN),
+        gl.allocate_shared_memory(gl.int32, [NOTED, 1], PLAIN),
     )
     full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())

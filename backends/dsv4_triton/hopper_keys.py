@@ -25,77 +25,47 @@ from dsv4_triton.hopper_layouts import (
 )
 
 
-@gluon.jit
-def _decode(words, first, second, flags):
-    """Four words of four e4m3 bytes, times a scale in two factors -> two words of bf16 pairs for each; flags.
+def _decode_text(twice: bool) -> str:
+    """PTX that decodes four words of four e4m3 bytes: operands are named in ``_decode``.
 
     ``s eeee mmm`` placed as ``s 0000eeee mmm0000`` is the bf16 value times 2**-120, subnormals included. ``prmt``
     spreads each byte over a half word behind eight copies of its sign. ``(byte & 0x7f) + 1`` carries into bit 7 for the
-    NaN codes 0x7f and 0xff only; those bits are added to the flags of the first word of four. Its being done here
-    keeps it where the words are: done later, they would have to be kept.
+    NaN codes 0x7f and 0xff only.
+    """
+    lines = [".reg .b32 a, b, c, d, e, f, g, h, n"]
+    halves = [("abcdefgh"[2 * place + half], place, half) for place in range(4) for half in (0, 1)]
+    for register, place, half in halves:
+        lines.append(f"prmt.b32 {register}, ${12 + place}, 0, {('0x9180', '0xB3A2')[half]}")
+    lines += [f"shl.b32 {register}, {register}, 4" for register, _, _ in halves]
+    lines += [f"and.b32 {register}, {register}, 0x87f087f0" for register, _, _ in halves]
+    if twice:
+        lines += [f"mul.rn.bf16x2 {register}, {register}, $16" for register, _, _ in halves]
+    factor = "$20" if twice else "$16"
+    lines += [f"mul.rn.bf16x2 ${4 * half + place}, {register}, {factor}" for register, place, half in halves]
+    lines.append("mov.b32 n, $24")
+    for place in (0, 2):
+        lines += [f"and.b32 a, ${12 + place}, 0x7f7f7f7f", f"and.b32 b, ${13 + place}, 0x7f7f7f7f"]
+        lines += ["add.u32 a, a, 0x01010101", "add.u32 b, b, 0x01010101", "or.b32 a, a, b", "or.b32 n, n, a"]
+    lines += ["mov.b32 $8, n", "mov.b32 $9, 0", "mov.b32 $10, 0", "mov.b32 $11, 0"]
+    return "{ " + "; ".join(lines) + "; }"
+
+
+DECODE_ONCE = gl.constexpr(_decode_text(twice=False))
+DECODE_TWICE = gl.constexpr(_decode_text(twice=True))
+DECODE_OPERANDS = gl.constexpr(",".join(["=&r"] * 12 + ["r"] * 16))
+
+
+@gluon.jit
+def _decode(words, first, second, flags, TWICE: gl.constexpr):
+    """Four words of four e4m3 bytes, times a scale in two factors -> two words of bf16 pairs for each; flags.
+
+    The second factor is left out unless TWICE: it is 1 for scale bytes up to 134. Bits of NaN codes are added to the
+    flags of the first word of four. Their being found here keeps that where the words are: done later, they would
+    have to be kept.
     """
     return gl.inline_asm_elementwise(
-        """{
-        .reg .b32 a, b, c, d, e, f, g, h, n;
-        prmt.b32 a, $12, 0, 0x9180;
-        prmt.b32 b, $12, 0, 0xB3A2;
-        prmt.b32 c, $13, 0, 0x9180;
-        prmt.b32 d, $13, 0, 0xB3A2;
-        prmt.b32 e, $14, 0, 0x9180;
-        prmt.b32 f, $14, 0, 0xB3A2;
-        prmt.b32 g, $15, 0, 0x9180;
-        prmt.b32 h, $15, 0, 0xB3A2;
-        shl.b32 a, a, 4;
-        shl.b32 b, b, 4;
-        shl.b32 c, c, 4;
-        shl.b32 d, d, 4;
-        shl.b32 e, e, 4;
-        shl.b32 f, f, 4;
-        shl.b32 g, g, 4;
-        shl.b32 h, h, 4;
-        and.b32 a, a, 0x87f087f0;
-        and.b32 b, b, 0x87f087f0;
-        and.b32 c, c, 0x87f087f0;
-        and.b32 d, d, 0x87f087f0;
-        and.b32 e, e, 0x87f087f0;
-        and.b32 f, f, 0x87f087f0;
-        and.b32 g, g, 0x87f087f0;
-        and.b32 h, h, 0x87f087f0;
-        mul.rn.bf16x2 a, a, $16;
-        mul.rn.bf16x2 b, b, $16;
-        mul.rn.bf16x2 c, c, $16;
-        mul.rn.bf16x2 d, d, $16;
-        mul.rn.bf16x2 e, e, $16;
-        mul.rn.bf16x2 f, f, $16;
-        mul.rn.bf16x2 g, g, $16;
-        mul.rn.bf16x2 h, h, $16;
-        mul.rn.bf16x2 $0, a, $20;
-        mul.rn.bf16x2 $4, b, $20;
-        mul.rn.bf16x2 $1, c, $20;
-        mul.rn.bf16x2 $5, d, $20;
-        mul.rn.bf16x2 $2, e, $20;
-        mul.rn.bf16x2 $6, f, $20;
-        mul.rn.bf16x2 $3, g, $20;
-        mul.rn.bf16x2 $7, h, $20;
-        mov.b32 n, $24;
-        and.b32 a, $12, 0x7f7f7f7f;
-        and.b32 b, $13, 0x7f7f7f7f;
-        add.u32 a, a, 0x01010101;
-        add.u32 b, b, 0x01010101;
-        or.b32 a, a, b;
-        or.b32 n, n, a;
-        and.b32 a, $14, 0x7f7f7f7f;
-        and.b32 b, $15, 0x7f7f7f7f;
-        add.u32 a, a, 0x01010101;
-        add.u32 b, b, 0x01010101;
-        or.b32 a, a, b;
-        or.b32 n, n, a;
-        mov.b32 $8, n;
-        mov.b32 $9, 0;
-        mov.b32 $10, 0;
-        mov.b32 $11, 0;
-        }""",
-        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+        DECODE_TWICE if TWICE else DECODE_ONCE,
+        DECODE_OPERANDS,
         [words, first, second, flags],
         dtype=(gl.int32, gl.int32, gl.int32),
         is_pure=True,
@@ -119,12 +89,12 @@ def _put(tile, words, COLUMN: gl.constexpr):
 
 
 @gluon.jit
-def _put_decoded(tile, COLUMN: gl.constexpr, words, factors, flags):
+def _put_decoded(tile, COLUMN: gl.constexpr, words, factors, flags, TWICE: gl.constexpr):
     """A group of a block into 64 columns of its tile, with the factors noted for it; flags, with its NaN codes'."""
     first, second = _halves(factors)
     first, words = gl.broadcast(gl.expand_dims(first, 1), words)
     second, words = gl.broadcast(gl.expand_dims(second, 1), words)
-    low, high, flags = _decode(words, first, second, flags)
+    low, high, flags = _decode(words, first, second, flags, TWICE)
     _put(tile, gl.reshape(gl.join(low, high), [BLOCK, 32]), COLUMN)
     return flags
 
@@ -149,20 +119,52 @@ def _group_words(places, GROUP: gl.constexpr):
 
 
 @gluon.jit
+def _put_block(x, place, next_places, factors, fill_of, tiles, bias, stage, TWICE: gl.constexpr):
+    """A block into its stage; seven groups of it are in ``x``, in whose place come those of the next block."""
+    x0, x1, x2, x3, x4, x5, x6 = x
+    tile_a, tile_b = tiles[0].index(stage), tiles[1].index(stage)
+    tile_c, tile_d = tiles[2].index(stage), tiles[3].index(stage)
+    # Groups 0, 4 and 8 first: with each, L2 takes the 256 bytes it is in. Then so that consecutive stores go to
+    # different tiles, as two into the same one are kept apart by a barrier.
+    flags = gl.full([BLOCK, 16], 0, gl.int32, WORDS)
+    flags = _put_decoded(tile_a, 0, x0, factors.index(0).load(KEYS), flags, TWICE)
+    x7 = _group_words(place, 3)
+    flags = _put_decoded(tile_c, 0, x1, factors.index(4).load(KEYS), flags, TWICE)
+    x8 = _group_words(place, 7)
+    fill = fill_of.load(KEYS)
+    counts = gl.expand_dims(fill == 0.0, 1)
+    _put(tile_d, gl.where(counts, x2, 0), 96)
+    x0 = _group_words(next_places, 0)
+    flags = _put_decoded(tile_b, 0, x3, factors.index(2).load(KEYS), flags, TWICE)
+    x1 = _group_words(next_places, 4)
+    flags = _put_decoded(tile_d, 0, x4, factors.index(6).load(KEYS), flags, TWICE)
+    x2 = _group_words(next_places, 8)
+    flags = _put_decoded(tile_a, 64, x5, factors.index(1).load(KEYS), flags, TWICE)
+    x3 = _group_words(next_places, 2)
+    flags = _put_decoded(tile_c, 64, x6, factors.index(5).load(KEYS), flags, TWICE)
+    x4 = _group_words(next_places, 6)
+    flags = _put_decoded(tile_b, 64, x7, factors.index(3).load(KEYS), flags, TWICE)
+    x5 = _group_words(next_places, 1)
+    poisoned = (gl.reduce_or(gl.reshape(flags, [BLOCK, 4, 4]), 2) & TOP_BITS) != 0
+    poisoned = gl.convert_layout(gl.reduce_or(poisoned.to(gl.int32), 1), KEYS) != 0
+    bias.store(gl.where((fill == 0.0) & poisoned, float("nan"), fill))
+    _put(tile_d, gl.where(counts, x8, 0), 64)
+    x6 = _group_words(next_places, 5)
+    return x0, x1, x2, x3, x4, x5, x6
+
+
+@gluon.jit
 def gather(tiles, biases, notes, bars, items):
     """All blocks that are noted, one after the other through two stages of shared memory."""
     full, ready, empty, noted = bars
-    places, factors, fills, owners = notes
+    places, factors, fills, owners, large = notes
     mbarrier.wait(noted.index(0), 0)
     place = places.index(0).load(PIECE_KEYS)
     owner = gl.max(owners.index(0).load(ONE), 0)
-    x0 = _group_words(place, 0)
-    x1 = _group_words(place, 4)
-    x2 = _group_words(place, 8)
-    x3 = _group_words(place, 2)
-    x4 = _group_words(place, 6)
-    x5 = _group_words(place, 1)
-    x6 = _group_words(place, 5)
+    x = (
+        _group_words(place, 0), _group_words(place, 4), _group_words(place, 8), _group_words(place, 2),
+        _group_words(place, 6), _group_words(place, 1), _group_words(place, 5),
+    )  # fmt: skip
     done = 0
     while owner < items:
         stage = done & 1
@@ -170,37 +172,17 @@ def gather(tiles, biases, notes, bars, items):
         after = (done + 1) % NOTED
         mbarrier.wait(noted.index(after), ((done + 1) // NOTED) & 1)
         next_owner = gl.max(owners.index(after).load(ONE), 0)
+        next_places = places.index(after).load(PIECE_KEYS)
         noted_factors = factors.index(entry)._reinterpret(gl.int32, [8, BLOCK], PLAIN)
         mbarrier.wait(empty.index(stage), ((done >> 1) & 1) ^ 1)
-        tile_a, tile_b = tiles[0].index(stage), tiles[1].index(stage)
-        tile_c, tile_d = tiles[2].index(stage), tiles[3].index(stage)
-        # Groups 0, 4 and 8 first: with each, L2 takes the 256 bytes it is in. Then so that consecutive stores go to
-        # different tiles, as two into the same one are kept apart by a barrier.
-        flags = gl.full([BLOCK, 16], 0, gl.int32, WORDS)
-        flags = _put_decoded(tile_a, 0, x0, noted_factors.index(0).load(KEYS), flags)
-        x7 = _group_words(place, 3)
-        flags = _put_decoded(tile_c, 0, x1, noted_factors.index(4).load(KEYS), flags)
-        x8 = _group_words(place, 7)
-        fill = fills.index(entry).load(KEYS)
-        counts = gl.expand_dims(fill == 0.0, 1)
-        _put(tile_d, gl.where(counts, x2, 0), 96)
-        next_places = places.index(after).load(PIECE_KEYS)
-        x0 = _group_words(next_places, 0)
-        flags = _put_decoded(tile_b, 0, x3, noted_factors.index(2).load(KEYS), flags)
-        x1 = _group_words(next_places, 4)
-        flags = _put_decoded(tile_d, 0, x4, noted_factors.index(6).load(KEYS), flags)
-        x2 = _group_words(next_places, 8)
-        flags = _put_decoded(tile_a, 64, x5, noted_factors.index(1).load(KEYS), flags)
-        x3 = _group_words(next_places, 2)
-        flags = _put_decoded(tile_c, 64, x6, noted_factors.index(5).load(KEYS), flags)
-        x4 = _group_words(next_places, 6)
-        flags = _put_decoded(tile_b, 64, x7, noted_factors.index(3).load(KEYS), flags)
-        x5 = _group_words(next_places, 1)
-        poisoned = (gl.reduce_or(gl.reshape(flags, [BLOCK, 4, 4]), 2) & TOP_BITS) != 0
-        poisoned = gl.convert_layout(gl.reduce_or(poisoned.to(gl.int32), 1), KEYS) != 0
-        biases.index(stage).store(gl.where((fill == 0.0) & poisoned, float("nan"), fill))
-        _put(tile_d, gl.where(counts, x8, 0), 64)
-        x6 = _group_words(next_places, 5)
+        if gl.max(large.index(entry).load(ONE), 0) != 0:
+            x = _put_block(
+                x, place, next_places, noted_factors, fills.index(entry), tiles, biases.index(stage), stage, True
+            )
+        else:
+            x = _put_block(
+                x, place, next_places, noted_factors, fills.index(entry), tiles, biases.index(stage), stage, False
+            )
         mbarrier.arrive(full.index(stage), count=1)
         place = next_places
         owner = next_owner

@@ -9,6 +9,9 @@ from triton.experimental.gluon import language as gl
 from dsv4_triton.hopper_items import item_lengths, item_place, item_span, offset_of
 from dsv4_triton.hopper_layouts import BLOCK, NOTES, ONE, PLACES
 
+#: scale bytes up to here need one factor
+ONE_FACTOR = gl.constexpr(134)
+
 
 @gluon.jit
 def first_block(rows, indices, items, SPLIT: gl.constexpr, HEAD_BLOCKS: gl.constexpr, SPLIT_BLOCKS: gl.constexpr):
@@ -107,21 +110,30 @@ def locate(lists, cursor, slot):
 def note(notes, entry, located, item):
     """Write down for ``gather`` what ``locate`` found of a block of an item."""
     place, codes, valid = located
-    places, factors, fills, owners = notes
+    places, factors, fills, owners, large = notes
     places.index(entry).store(place)
     fills.index(entry).store(gl.where(valid, 0.0, float("-inf")))
-    factors.index(entry).store(gl.permute(_factors(codes, valid), (1, 0)))
+    byte = _scale_bytes(codes)
+    factors.index(entry).store(gl.permute(_factors(byte, valid), (1, 0)))
+    group = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, NOTES)), 0)
+    beyond = gl.max(gl.max(gl.where((group < 7) & gl.expand_dims(valid, 1), byte, 0), 1), 0) > ONE_FACTOR
+    large.index(entry).store(gl.full([1], 0, gl.int32, ONE) + beyond.to(gl.int32))
     owners.index(entry).store(gl.full([1], 0, gl.int32, ONE) + item)
 
 
 @gluon.jit
-def _factors(codes, valid):
-    """A key's eight scale bytes -> the two factors of ``hopper_keys`` a group, in one word; 0 if it does not count.
-
-    The product is 2**(byte - 127) times the 2**120 that decoding owes. Byte 135 and above exceed bf16 in one factor.
-    """
+def _scale_bytes(codes):
+    """A key's eight scale bytes, one a group: int32 ``[BLOCK, 8]``, of which the last means nothing."""
     shift = gl.expand_dims(8 * gl.arange(0, 8, gl.SliceLayout(0, NOTES)), 0).to(gl.int64)
-    byte = ((gl.expand_dims(codes, 1) >> shift) & 255).to(gl.int32)
-    first = gl.where(byte == 255, 0x7FC0, (gl.minimum(byte, 134) + 120) << 7)
-    second = (gl.maximum(byte, 134) - 7) << 7
+    return ((gl.expand_dims(codes, 1) >> shift) & 255).to(gl.int32)
+
+
+@gluon.jit
+def _factors(byte, valid):
+    """Scale bytes -> the two factors of ``hopper_keys``, in one word; 0 for keys that do not count.
+
+    The product is 2**(byte - 127) times the 2**120 that decoding owes. Beyond ONE_FACTOR it exceeds bf16 in one factor.
+    """
+    first = gl.where(byte == 255, 0x7FC0, (gl.minimum(byte, ONE_FACTOR) + 120) << 7)
+    second = (gl.maximum(byte, ONE_FACTOR) - 7) << 7
     return gl.where(gl.expand_dims(valid, 1), (first << 16) | second, 0)

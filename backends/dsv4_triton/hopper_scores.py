@@ -79,12 +79,12 @@ def scores(
                 fence_async_shared()
                 s = _multiply(query, tiles, stage)
                 s = warpgroup_mma_wait(0, deps=[s])
-                # online softmax in base 2
+                # online softmax in base 2, of scores that are scaled on their way into the exponent
                 bias = gl.expand_dims(biases.index(stage).load(gl.SliceLayout(0, SCORES)), 0)
-                s = gl.where(bias == float("-inf"), float("-inf"), s * scale + bias)
-                new_top = gl.maximum(top, gl.max(s, 1))
+                s = gl.where(bias == 0.0, s, bias)
+                new_top = gl.maximum(top, gl.max(s, 1) * scale)
                 shift = gl.where(new_top == float("-inf"), 0.0, new_top)
-                p = gl.exp2(s - gl.expand_dims(shift, 1))
+                p = gl.exp2(s * scale - gl.expand_dims(shift, 1))
                 keep = gl.exp2(top - shift)
                 total = total * keep + gl.sum(p, 1)
                 top = new_top

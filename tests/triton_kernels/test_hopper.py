@@ -243,6 +243,21 @@ def test_every_code_reads_as_a_key(make_keys, device):
     assert not lse.any()
 
 
+def test_one_large_scale_in_one_block(make_keys, queries, oracle, check, device, generator):
+    """A block takes the way with two factors for one key's sake, and its neighbours do not."""
+    count = 300
+    rows = torch.randn(count, 512, generator=generator).bfloat16()
+    large = rows.clone()
+    large[130, 64:128] *= 2.0**12  # a scale byte of about 131
+    large[200, 128:192] *= 2.0**20  # about 139, beyond one factor
+    q = queries(2, 64) * 2.0**-20
+    for content in (rows, large):
+        keys = make_keys(content, torch.arange(count), 5, 64)
+        indices = torch.arange(count, dtype=torch.int32, device=device).expand(2, -1)
+        got = sparse_attention(q, keys.view, indices, None, None, SCALE)
+        check(got, oracle(q, [(keys.values, indices, None)], None, SCALE))
+
+
 @pytest.mark.parametrize("sink", [-math.inf, math.inf, 1e30, -1e30, 0.1234])
 def test_sinks(sink, random_keys, queries, choose_slots, ints, oracle, check, device):
     main, slots = random_keys(2, 64)

@@ -29,10 +29,10 @@ def prmt(word: int, selector: int) -> int:
     return out
 
 
-def instructions() -> list[list[str]]:
-    from dsv4_triton.hopper_keys import _decode
+def instructions(twice: bool = True) -> list[list[str]]:
+    from dsv4_triton.hopper_keys import DECODE_ONCE, DECODE_TWICE
 
-    text = _decode.src.split('"""{')[1].split('}"""')[0]
+    text = (DECODE_TWICE if twice else DECODE_ONCE).value.strip("{} ")
     lines = [line.strip() for line in text.split(";") if line.strip() and ".reg" not in line]
     return [re.split(r"[\s,]+", line) for line in lines]
 
@@ -80,7 +80,7 @@ def factors_of(byte: int) -> tuple[int, int]:
     return first | first << 16, second | second << 16
 
 
-def mistakes(listing: list[list[str]]) -> int:
+def mistakes(listing: list[list[str]], scale_bytes: range = range(256)) -> int:
     """Codes and scales that come out other than the reference reads them; NaN codes are the flags' business."""
     codes = torch.arange(256, dtype=torch.uint8)
     finite = (codes & 0x7F) != 0x7F
@@ -88,7 +88,7 @@ def mistakes(listing: list[list[str]]) -> int:
     word = [sum(int(byte[i]) << (8 * at) for at, byte in enumerate(order)) for i in range(256)]
     turned = [word[-i:] + word[:-i] for i in range(4)]  # each of the four places has other codes
     wrong = 0
-    for byte in range(256):
+    for byte in scale_bytes:
         scales = torch.full((1, 7), byte, dtype=torch.uint8)
         row = torch.cat([codes, codes[:192]])[None]
         want = dequantise(row, scales)[0, :256].float().bfloat16()
@@ -108,12 +108,13 @@ NAN_BITS = 0x80808080
 PLAIN = 0x7E00FE7E  # no NaN code in it
 
 
+@pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("place", range(4))
 @pytest.mark.parametrize("at", range(4))
-def test_a_nan_code_is_flagged_wherever_it_is(place, at):
+def test_a_nan_code_is_flagged_wherever_it_is(place, at, twice):
     words = [[PLAIN] * 256 for _ in range(4)]
     words[place] = [PLAIN & ~(0xFF << (8 * at)) | code << (8 * at) for code in range(256)]
-    flags = decode(words, 0, 0, instructions())["$8"]
+    flags = decode(words, 0, 0, instructions(twice))["$8"]
     assert [bool(flag & NAN_BITS) for flag in flags] == [code & 0x7F == 0x7F for code in range(256)]
 
 
@@ -124,6 +125,15 @@ def test_flags_are_added_to_what_came_before():
 
 def test_every_code_under_every_scale():
     assert mistakes(instructions()) == 0
+
+
+def test_one_factor_does_up_to_its_bound():
+    """And not beyond it: blocks with larger scales have to take the way with two."""
+    from dsv4_triton.hopper_notes import ONE_FACTOR
+
+    bound = ONE_FACTOR.value
+    assert mistakes(instructions(twice=False), range(bound + 1)) == 0
+    assert mistakes(instructions(twice=False), range(bound + 1, bound + 2)) > 0
 
 
 @pytest.mark.parametrize(("old", "new"), [("0x9180", "0x1100"), ("0x87f087f0", "0x07f007f0"), ("4", "3")])
