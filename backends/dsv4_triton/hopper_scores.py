@@ -26,8 +26,9 @@ def _query_rows(q, strides, place):
 
 
 @gluon.jit
-def _copy_query(rows, stride, query):
+def _copy_query(q, strides, place, query):
     """An item's queries on their way into shared memory."""
+    rows, stride = _query_rows(q, strides, place)
     for part in range(4):
         h = gl.expand_dims(unknown(gl.arange(0, 64, gl.SliceLayout(1, ROWS))), 1)
         column = gl.expand_dims(gl.arange(0, 128, gl.SliceLayout(0, ROWS)), 0)
@@ -60,39 +61,41 @@ def scores(
     full, ready, empty, noted = bars
     done = 0
     n, extra = item_lengths(rows, gl.program_id(0), SPLIT, HEAD_BLOCKS)
+    _copy_query(q, q_strides, item_place(rows, gl.program_id(0), SPLIT, HEAD_BLOCKS), query)
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         place = item_place(rows, item, SPLIT, HEAD_BLOCKS)
         first, count, splits = item_span(n, extra, place[4], SPLIT, SPLIT_BLOCKS)
         after = gl.minimum(item + gl.num_programs(0), items - 1)
-        if count > 0:
-            q_rows, q_stride = _query_rows(q, q_strides, place)
-            _copy_query(q_rows, q_stride, query)
-            n, extra = item_lengths(rows, after, SPLIT, HEAD_BLOCKS)
-            top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-            total = gl.zeros([64], gl.float32, gl.SliceLayout(1, SCORES))
-            async_copy.wait_group(0)
+        n, extra = item_lengths(rows, after, SPLIT, HEAD_BLOCKS)
+        top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
+        total = gl.zeros([64], gl.float32, gl.SliceLayout(1, SCORES))
+        async_copy.wait_group(0)
+        fence_async_shared()
+        thread_barrier()
+        for i in range(count):
+            stage = done & 1
+            mbarrier.wait(full.index(stage), (done >> 1) & 1)
             fence_async_shared()
-            thread_barrier()
-            for _i in range(count):
-                stage = done & 1
-                mbarrier.wait(full.index(stage), (done >> 1) & 1)
-                fence_async_shared()
-                s = _multiply(query, tiles, stage)
-                s = warpgroup_mma_wait(0, deps=[s])
-                # online softmax in base 2, of scores that are scaled on their way into the exponent
-                bias = gl.expand_dims(biases.index(stage).load(gl.SliceLayout(0, SCORES)), 0)
-                s = gl.where(bias == 0.0, s, bias)
-                new_top = gl.maximum(top, gl.max(s, 1) * scale)
-                shift = gl.where(new_top == float("-inf"), 0.0, new_top)
-                p = gl.exp2(s * scale - gl.expand_dims(shift, 1))
-                keep = gl.exp2(top - shift)
-                total = total * keep + gl.sum(p, 1)
-                top = new_top
-                probabilities.index(stage).store(p.to(gl.bfloat16))
-                keeps.index(stage).store(keep)
-                tops.index(stage).store(top)
-                totals.index(stage).store(total)
-                mbarrier.arrive(ready.index(stage), count=1)
-                done += 1
-        else:
-            n, extra = item_lengths(rows, after, SPLIT, HEAD_BLOCKS)
+            s = _multiply(query, tiles, stage)
+            s = warpgroup_mma_wait(0, deps=[s])
+            if (i + 1 == count) & (item + gl.num_programs(0) < items):
+                # The next item's queries come while this one's last softmax is made.
+                thread_barrier()
+                _copy_query(q, q_strides, item_place(rows, after, SPLIT, HEAD_BLOCKS), query)
+            # online softmax in base 2, of scores that are scaled on their way into the exponent
+            bias = gl.expand_dims(biases.index(stage).load(gl.SliceLayout(0, SCORES)), 0)
+            s = gl.where(bias == 0.0, s, bias)
+            new_top = gl.maximum(top, gl.max(s, 1) * scale)
+            shift = gl.where(new_top == float("-inf"), 0.0, new_top)
+            p = gl.exp2(s * scale - gl.expand_dims(shift, 1))
+            keep = gl.exp2(top - shift)
+            total = total * keep + gl.sum(p, 1)
+            top = new_top
+            probabilities.index(stage).store(p.to(gl.bfloat16))
+            keeps.index(stage).store(keep)
+            tops.index(stage).store(top)
+            totals.index(stage).store(total)
+            mbarrier.arrive(ready.index(stage), count=1)
+            done += 1
+        if (count == 0) & (item + gl.num_programs(0) < items):
+            _copy_query(q, q_strides, item_place(rows, after, SPLIT, HEAD_BLOCKS), query)
