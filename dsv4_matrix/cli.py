@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="workers",
         metavar="N",
         help="processes: a number, 0 for this one, or 'auto', one a GPU, else one a CPU "
-        "(default: auto, but this process alone on a machine with one GPU)",
+        "(default: auto, but this process alone on one GPU or for one cell, unless there is a --timeout)",
     )
     made.add_argument("--shard", metavar="I/N", help="run the I-th of N parts, whole cells; see 'dsv4-matrix plan'")
     made.add_argument("--seeds", metavar="N", help="draw each case from N seeds (default: 1)")

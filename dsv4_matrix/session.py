@@ -187,6 +187,8 @@ def _arguments(options: Options, context: Context, workers: int) -> list[str]:
         arguments.append("--matrix-require-gpu")
     if workers:
         arguments += ["-n", str(workers)]
+    elif len(context.cases) == 1:
+        arguments.append("--capture=no")  # somebody looks at this case: what its backend prints is for them
     return arguments
 
 
@@ -207,7 +209,10 @@ def _isolated() -> Iterator[None]:
 
 
 def _workers(asked: str | None, context: Context) -> int:
-    """Processes to start; 0 is this one, for a single case too. Never more than there are cells to divide."""
+    """Processes to start; 0 is this one, for a single case too unless a timeout is to be held.
+
+    Never more than there are cells to divide.
+    """
     from dsv4_matrix.machine import worker_count
     from dsv4_matrix.shard.gpus import GpuListError
     from dsv4_matrix.shard.plan import units_of
@@ -216,15 +221,18 @@ def _workers(asked: str | None, context: Context) -> int:
     if asked is not None and asked != "auto" and not asked.isdecimal():
         raise BadInputError(f"-n {asked}: give 'auto' or a number of processes")
     units = len(units_of(context.cases, context.machine.kind))
+    held = context.options.timeout is not None
     if asked is not None and asked != "auto":
+        if held and not int(asked):
+            raise BadInputError("--timeout: only a worker can be ended, and -n 0 has none; say -n 1, or leave one out")
         return min(int(asked), units)
     if len(context.cases) == 1:
-        return 0
+        return 1 if held else 0
     try:
         count = min(worker_count(), units)
     except GpuListError as error:
         raise BadInputError(str(error)) from None
-    return 0 if asked is None and count == 1 else count
+    return 0 if asked is None and count == 1 and not held else count
 
 
 def _evidence_path(context: Context, record: str | os.PathLike[str] | None) -> Path | None:

@@ -8,6 +8,7 @@ from stub_project import write_project
 #: Cases that do what their variant's name says; one for GPUs only, and two probes.
 STUB = """
 import os
+import time
 
 from dsv4_matrix.declaration.model import Probe, State, Variant
 from dsv4_matrix.execution import Execution
@@ -42,6 +43,10 @@ def execute(case, setup):
         return Execution(result(Outcome.FAILED, "worst row 3", "7.5"), f"case {case.id}\\nworst row 3: got 1, want 2")
     if "raise" in case.id:
         raise RuntimeError("broken harness at /some/where/file.py")
+    if "print" in case.id:
+        print(f"printed by {case.id}")
+    if "hang" in case.id:
+        time.sleep(300)
     if "touch" in case.id:
         with open(__file__, "a") as source:
             source.write("# changed under way")

@@ -62,6 +62,29 @@ def test_a_run_of_some_cases_shows_their_modes_only(run: Run) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("cells", "shown"), [("r0-eager-print-a", ["printed by r0-eager-print-a"]), ("r0-eager-*", [])]
+)
+def test_a_run_of_one_case_shows_what_its_backend_prints(run: Run, cells: str, shown: list[str]) -> None:
+    done = run("print-a,print-b", cells=cells, workers=None)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("printed")] == shown
+
+
+@pytest.mark.parametrize("cells", ["r0-eager-hang", "r0-eager-*"], ids=["one case", "one cell"])
+def test_a_timeout_is_held_where_one_process_would_do(run: Run, cells: str) -> None:
+    done = run("good,hang", cells=cells, workers=None, timeout="3")
+    assert done.returncode == 1
+    assert "no result within 3 s; its worker was ended and replaced" in done.stdout
+
+
+def test_a_timeout_that_nothing_can_hold_is_bad_input(run: Run) -> None:
+    done = run(timeout="3", workers="0")
+    assert done.returncode == 2
+    assert "--timeout: only a worker can be ended, and -n 0 has none; say -n 1, or leave one out" in done.stderr
+    assert run(workers="0").returncode == 0
+
+
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_what_fell_short_stands_above_the_table(run: Run, workers: str) -> None:
     done = run("good,bad,raise", workers=workers)
