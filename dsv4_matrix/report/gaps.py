@@ -22,10 +22,6 @@ class Gap:
     head: str
     names: tuple[str, ...]
 
-    def __str__(self) -> str:
-        """On one line."""
-        return f"{self.head}: {', '.join(self.names)}"
-
 
 @dataclass(frozen=True)
 class Gaps:

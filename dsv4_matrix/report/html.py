@@ -70,7 +70,9 @@ def _verdict(told: Told) -> str:
     mark, style = ("✓", "good") if good else ("✗", "bad")
     text = f"{passed} of {total} cases passed on {_device(told)}"
     lines = [f'<p class="verdict {style}"><span aria-hidden="true">{mark}</span> {escape(text)}</p>']
-    lines += [f'<p class="verdict bad">{escape(str(gap))}</p>' for gap in told.gaps.told()]
+    for gap in told.gaps.told():
+        names = escape(", ".join(gap.names))
+        lines += [f'<p class="verdict bad">{escape(gap.head)}:</p>', f'<p class="facts">{names}</p>']
     return "\n".join(lines)
 
 

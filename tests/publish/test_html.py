@@ -90,7 +90,9 @@ def test_the_verdict_counts_what_is_missing(make: Maker, matrix: Matrix) -> None
     passed = sum(result.outcome is Outcome.PASSED for result in half.results)
     text = page(matrix, [told(matrix, half)])
     assert f"{passed} of {total} cases passed on Test GPU" in text
-    assert "missing, declared for this device but in no report" in text
+    assert " missing, declared for this device but in no report:</p>\n" in text
+    (gap,) = gaps(half, matrix).told()
+    assert f'<p class="facts">{", ".join(gap.names)}</p>' in text
     assert 'class="verdict good"' not in text
     assert 'class="verdict good"' in page(matrix, [told(matrix, make("gpu"))])
 
