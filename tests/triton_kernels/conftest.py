@@ -142,3 +142,32 @@ def check() -> Callable[[tuple[Tensor, Tensor], Answer], None]:
         assert bool((lse_error <= 1e-3 + 1e-6 * want.lse[~empty].abs()).all())
 
     return compare
+
+
+INT_MAX, INT_MIN = 2**31 - 1, -(2**31)
+
+
+@pytest.fixture
+def queries(generator: torch.Generator, device: str) -> Callable[..., Tensor]:
+    """``queries(T, H, ...)``: bf16 ``[T, H, 512]``."""
+    return lambda *shape: torch.randn(*shape, 512, generator=generator).bfloat16().to(device)
+
+
+@pytest.fixture
+def ints(device: str) -> Callable[..., Tensor]:
+    """``ints(3, 5)``: int32 ``[2]``."""
+    return lambda *values: torch.tensor(values, dtype=torch.int32, device=device)
+
+
+@pytest.fixture
+def choose_slots(generator: torch.Generator, device: str) -> Callable[..., Tensor]:
+    """``choose_slots(slots, T, W, holes=0.0)``: int32 ``[T, W]`` drawn from slots, a part of them replaced by junk."""
+
+    def make(slots: Tensor, rows: int, width: int, holes: float = 0.0) -> Tensor:
+        at = torch.randint(len(slots), (rows, width), generator=generator)
+        junk = torch.tensor([-1, INT_MIN, INT_MAX, 1 << 30], dtype=torch.int32)
+        junk = junk[torch.randint(4, (rows, width), generator=generator)]
+        hole = torch.rand(rows, width, generator=generator) < holes
+        return torch.where(hole, junk, slots[at]).to(device)
+
+    return make

@@ -14,41 +14,12 @@ SCALE = 512**-0.5
 INT_MAX, INT_MIN = 2**31 - 1, -(2**31)
 
 
-@pytest.fixture
-def queries(generator, device):
-    """``queries(T, H, ...)``: bf16 ``[T, H, 512]``."""
-
-    def make(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, 512, generator=generator).bfloat16().to(device)
-
-    return make
-
-
-@pytest.fixture
-def choose(generator, device):
-    """``choose(slots, T, W, holes=0.0)``: int32 ``[T, W]`` drawn from slots, a part of them replaced by junk."""
-
-    def make(slots: torch.Tensor, rows: int, width: int, holes: float = 0.0) -> torch.Tensor:
-        at = torch.randint(len(slots), (rows, width), generator=generator)
-        junk = torch.tensor([-1, INT_MIN, INT_MAX, 1 << 30], dtype=torch.int32)
-        junk = junk[torch.randint(4, (rows, width), generator=generator)]
-        hole = torch.rand(rows, width, generator=generator) < holes
-        return torch.where(hole, junk, slots[at]).to(device)
-
-    return make
-
-
-@pytest.fixture
-def ints(device):
-    return lambda *values: torch.tensor(values, dtype=torch.int32, device=device)
-
-
 @pytest.mark.parametrize("heads", [16, 32, 64, 128])
-def test_both_lists_with_a_sink(heads, random_keys, queries, choose, ints, oracle, check, device, generator):
+def test_both_lists_with_a_sink(heads, random_keys, queries, choose_slots, ints, oracle, check, device, generator):
     main, slots = random_keys(3, 64, live=0.7)
     extra, extra_slots = random_keys(40, 2, live=0.7)
     q = queries(3, heads)
-    indices, extra_indices = choose(slots, 3, 130, 0.2), choose(extra_slots, 3, 70, 0.2)
+    indices, extra_indices = choose_slots(slots, 3, 130, 0.2), choose_slots(extra_slots, 3, 70, 0.2)
     lengths, extra_lengths = ints(130, 5, 64), ints(70, 0, 9)
     sink = torch.randn(heads, generator=generator).to(device)
     got = sparse_attention(
@@ -59,9 +30,9 @@ def test_both_lists_with_a_sink(heads, random_keys, queries, choose, ints, oracl
     check(got, oracle(q, lists, sink, SCALE))
 
 
-def test_the_bound_sees_one_key_more_or_less(random_keys, queries, choose, ints, oracle, check):
+def test_the_bound_sees_one_key_more_or_less(random_keys, queries, choose_slots, ints, oracle, check):
     main, slots = random_keys(3, 64)
-    q, indices = queries(1, 16), choose(slots, 1, 128)
+    q, indices = queries(1, 16), choose_slots(slots, 1, 128)
     got = sparse_attention(q, main.view, indices, ints(100), None, SCALE)
     for wrong in (99, 101):
         with pytest.raises(AssertionError):
@@ -69,13 +40,13 @@ def test_the_bound_sees_one_key_more_or_less(random_keys, queries, choose, ints,
 
 
 @pytest.mark.parametrize("junk", ["poisoned slot", 1 << 30, "capacity", "capacity + 1", INT_MAX, INT_MIN])
-def test_entries_past_the_length_leave_the_bits_alone(junk, random_keys, queries, choose, ints):
+def test_entries_past_the_length_leave_the_bits_alone(junk, random_keys, queries, choose_slots, ints):
     """faults.md A3, A4: topk 128, length 37, every kind of junk beyond: the bits of canonical -1 padding."""
     main, slots = random_keys(3, 64, live=0.5)
     capacity = 192
     dead = next(s for s in range(capacity) if s not in set(slots.tolist()))
     value = {"poisoned slot": dead, "capacity": capacity, "capacity + 1": capacity + 1}.get(junk, junk)
-    q, clean = queries(1, 16), choose(slots, 1, 128)
+    q, clean = queries(1, 16), choose_slots(slots, 1, 128)
     clean[:, 37:] = -1
     dirty = clean.clone()
     dirty[:, 37:] = value
@@ -86,10 +57,10 @@ def test_entries_past_the_length_leave_the_bits_alone(junk, random_keys, queries
 
 
 @pytest.mark.parametrize("with_sink", [False, True])
-def test_rows_without_keys(with_sink, random_keys, queries, choose, ints, oracle, check, device):
+def test_rows_without_keys(with_sink, random_keys, queries, choose_slots, ints, oracle, check, device):
     """faults.md A5, A6, A7, A12: exact zeros and +inf, poisoned outputs overwritten, neighbours unchanged."""
     main, slots = random_keys(8, 64, live=0.6)
-    q, indices = queries(5, 16), choose(slots, 5, 300)
+    q, indices = queries(5, 16), choose_slots(slots, 5, 300)
     indices[2] = -1
     lengths = ints(0, 17, 300, 300, -5)
     sink = torch.zeros(16, device=device) if with_sink else None
@@ -203,10 +174,10 @@ def test_every_code_reads_as_a_key(make_keys, ints, device):
 
 
 @pytest.mark.parametrize("sink", [-math.inf, math.inf, 1e30, -1e30, 0.1234, -1.7])
-def test_sinks(sink, random_keys, queries, choose, ints, oracle, check, device):
+def test_sinks(sink, random_keys, queries, choose_slots, ints, oracle, check, device):
     """faults.md H2: -inf is no sink, +inf gives zeros and no NaN, lse never sees it."""
     main, slots = random_keys(2, 64)
-    q, indices = queries(2, 16), choose(slots, 2, 64)
+    q, indices = queries(2, 16), choose_slots(slots, 2, 64)
     lengths = ints(50, 0)
     sinks = torch.full((16,), sink, device=device)
     out, lse = sparse_attention(q, main.view, indices, lengths, sinks, SCALE)
@@ -222,10 +193,10 @@ def test_sinks(sink, random_keys, queries, choose, ints, oracle, check, device):
 
 
 @pytest.mark.parametrize("layout", ["q slice of 576", "q head slice", "q row stride", "indices transposed", "offsets"])
-def test_strides(layout, random_keys, choose, queries, ints, generator, device):
+def test_strides(layout, random_keys, choose_slots, queries, ints, generator, device):
     """faults.md F6: equal, bit for bit, to the contiguous call."""
     main, slots = random_keys(2, 64)
-    q, indices, lengths = queries(4, 16), choose(slots, 4, 64), ints(64, 3, 20, 0)
+    q, indices, lengths = queries(4, 16), choose_slots(slots, 4, 64), ints(64, 3, 20, 0)
     want = sparse_attention(q, main.view, indices, lengths, None, SCALE)
     if layout == "q slice of 576":
         room = queries(4, 16).repeat(1, 1, 2)[:, :, :576]
@@ -249,10 +220,10 @@ def test_strides(layout, random_keys, choose, queries, ints, generator, device):
     assert all(map(torch.equal, got, want))
 
 
-def test_outputs_of_other_strides_and_their_surroundings(random_keys, queries, choose, ints, device):
+def test_outputs_of_other_strides_and_their_surroundings(random_keys, queries, choose_slots, ints, device):
     """faults.md F5, H6, H7: what lies around a strided output stays as it was."""
     main, slots = random_keys(2, 64)
-    q, indices = queries(2, 16), choose(slots, 2, 64)
+    q, indices = queries(2, 16), choose_slots(slots, 2, 64)
     want = sparse_attention(q, main.view, indices, None, None, SCALE)
     room = torch.full((4, 18, 520), 7.0, dtype=torch.bfloat16, device=device)
     out = room[1:3, 1:17, :512]
@@ -305,11 +276,11 @@ def test_a_cache_beyond_two_gibibytes(make_keys, queries, generator, ints, devic
     assert all(map(torch.equal, got, want))
 
 
-def test_bf16_keys(queries, choose, ints, oracle, check, generator, device):
+def test_bf16_keys(queries, choose_slots, ints, oracle, check, generator, device):
     room = torch.full((90, 520), math.nan, dtype=torch.bfloat16, device=device)
     kv = room[:80, :512]
     kv[:70] = torch.randn(70, 512, generator=generator).bfloat16()
-    q, indices = queries(3, 64), choose(torch.arange(70, dtype=torch.int32), 3, 140, 0.1)
+    q, indices = queries(3, 64), choose_slots(torch.arange(70, dtype=torch.int32), 3, 140, 0.1)
     sink = torch.randn(64, generator=generator).to(device)
     lengths = ints(140, 0, 65)
     got = sparse_attention_bf16(q, kv, indices, lengths, sink, SCALE)
@@ -328,16 +299,16 @@ def test_bf16_and_packed_agree_on_representable_keys(make_keys, queries, generat
     assert all(map(torch.equal, packed, plain))
 
 
-def test_no_rows_no_keys_no_launch(random_keys, queries, device, monkeypatch, choose):
+def test_no_rows_no_keys_no_launch(random_keys, queries, device, monkeypatch, choose_slots):
     """faults.md J9."""
     main, slots = random_keys(1, 4)
     q = queries(2, 16)
-    out, lse = sparse_attention(q, main.view, choose(slots, 2, 0), None, None, SCALE)
+    out, lse = sparse_attention(q, main.view, choose_slots(slots, 2, 0), None, None, SCALE)
     assert not out.any()
     assert bool((lse == math.inf).all())
-    out, lse = sparse_attention(q, main.view[:0], choose(slots, 2, 5), None, None, SCALE)
+    out, lse = sparse_attention(q, main.view[:0], choose_slots(slots, 2, 5), None, None, SCALE)
     assert not out.any()
     monkeypatch.setattr(attention, "attend", None)
-    out, lse = sparse_attention(q[:0], main.view, choose(slots, 0, 7), None, None, SCALE)
+    out, lse = sparse_attention(q[:0], main.view, choose_slots(slots, 0, 7), None, None, SCALE)
     assert out.shape == (0, 16, 512)
     assert lse.shape == (0, 16)

@@ -39,30 +39,6 @@ def only_hopper(monkeypatch):
     assert chosen
 
 
-@pytest.fixture
-def queries(generator, device):
-    return lambda *shape: torch.randn(*shape, 512, generator=generator).bfloat16().to(device)
-
-
-@pytest.fixture
-def ints(device):
-    return lambda *values: torch.tensor(values, dtype=torch.int32, device=device)
-
-
-@pytest.fixture
-def choose_slots(generator, device):
-    """``choose_slots(slots, T, W, holes=0.0)``: int32 ``[T, W]`` drawn from slots, a part of them replaced by junk."""
-
-    def make(slots: torch.Tensor, rows: int, width: int, holes: float = 0.0) -> torch.Tensor:
-        at = torch.randint(len(slots), (rows, width), generator=generator)
-        junk = torch.tensor([-1, INT_MIN, INT_MAX, 1 << 30], dtype=torch.int32)
-        junk = junk[torch.randint(4, (rows, width), generator=generator)]
-        hole = torch.rand(rows, width, generator=generator) < holes
-        return torch.where(hole, junk, slots[at]).to(device)
-
-    return make
-
-
 def same(a, b):
     return all(map(torch.equal, a, b))
 
