@@ -45,15 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if plan is None:
         print("dsv4_matrix.gate_command.child: no plan; 'dsv4-matrix gate' starts this", file=sys.stderr)
         return BAD_INPUT
-    options = Options(
-        matrix=Path(args.matrix),
+    options = Options.of_command(
+        matrix=args.matrix,
         backend=args.backend,
         reference=args.reference,
         cells=args.cells,
         report=args.report,
         require_gpu=args.require_gpu,
-        search=Path.cwd(),
-        explicit=True,
     )
     try:
         router = None if args.router is None else load_router(args.router)

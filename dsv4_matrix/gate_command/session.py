@@ -55,15 +55,8 @@ def gate(
     """
     asked = Level(level)
     here = Path.cwd()
-    options = Options(
-        matrix=None if matrix is None else here / matrix,
-        backend=backend,
-        reference=reference,
-        cells=cells,
-        report=None,
-        require_gpu=require_gpu,
-        search=here,
-        explicit=True,
+    options = Options.of_command(
+        matrix=matrix, backend=backend, reference=reference, cells=cells, require_gpu=require_gpu
     )
     context = Context(options)
     try:
