@@ -58,7 +58,7 @@ def execute_composed(
 
 def kinds_of(plan: RunPlan, variant: Variant) -> tuple[str, ...]:
     """Batches of a plan: ``alone``, ``among`` for all others, or names of compositions with commas between."""
-    from dsv4_matrix.cases.compose import kinds_around
+    from dsv4_matrix.cases.turns import kinds_around
     from dsv4_matrix.modes.composed import PADDED
 
     if plan.composition == "among":
