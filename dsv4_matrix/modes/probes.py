@@ -7,9 +7,9 @@ import re
 
 from dsv4_matrix.declaration.model import Case, Matrix, Probe, State
 from dsv4_matrix.declaration.sites import OWN_STEP
-from dsv4_matrix.modes.bench import Bench
 from dsv4_matrix.modes.errors import BackendError
 from dsv4_matrix.modes.own_step import OwnStep, own_steps
+from dsv4_matrix.modes.rig import Rig
 from dsv4_matrix.modes.sites import SITES, Site
 from dsv4_matrix.modes.watch import CacheWatch
 from dsv4_matrix.protocol import BackendFactory
@@ -51,9 +51,9 @@ def _sites(case: Case, name: str) -> tuple[Site | OwnStep, ...]:
 def _demand_refusal(
     case: Case, probe: Probe, site: Site | OwnStep, factory: BackendFactory, device: str, says: str
 ) -> None:
-    bench = Bench(factory, device, case.cell.ratio if case.cell else 0, site.prefill_path)
+    rig = Rig(factory, device, case.cell.ratio if case.cell else 0, site.prefill_path)
     try:
-        arranged = site.arranged(bench)
+        arranged = site.arranged(rig)
         cache = CacheWatch(arranged.pools())
     except Exception as error:
         raise ProbeFailed(
@@ -75,7 +75,7 @@ def _demand_refusal(
             f"{case.id}: {site.call} refused, but {changed} cache bytes had changed by then.\n{says}\n"
             "Fix the backend: refuse before anything is written."
         )
-    _demand_service(case, bench, site, says)
+    _demand_service(case, rig, site, says)
 
 
 def _check_refusal(case: Case, probe: Probe, site: Site | OwnStep, error: Exception, says: str) -> None:
@@ -95,9 +95,9 @@ def _check_refusal(case: Case, probe: Probe, site: Site | OwnStep, error: Except
         ) from error
 
 
-def _demand_service(case: Case, bench: Bench, site: Site | OwnStep, says: str) -> None:
+def _demand_service(case: Case, rig: Rig, site: Site | OwnStep, says: str) -> None:
     try:
-        wrong = bench.serve(bench.backend)
+        wrong = rig.serve(rig.backend)
     except Exception as error:
         wrong = str(BackendError("a small eager decode", error))
     if wrong:

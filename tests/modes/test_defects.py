@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv4_matrix.modes.bench import small_runner
 from dsv4_matrix.modes.errors import BackendError
+from dsv4_matrix.modes.rig import small_runner
 from dsv4_matrix.protocol import AttentionBackend, MultiStepDraftBackend
 
 #: Small cases by name: (ratio, mode, forward, prefixes, variant).

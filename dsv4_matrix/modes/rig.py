@@ -1,4 +1,4 @@
-"""A small served backend for probes: two requests with a history, and batches of any forward mode over them."""
+"""A small served backend for probes: three requests with a history, and batches of any forward mode over them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def small_runner(device: str, prefill_path: str = "auto") -> RunnerConfig:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Rig:
     """What a probe's site works with.
 
     Attributes:
