@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dsv4_matrix.judge.compare import Answer, absolute_error
+from dsv4_matrix.judge.compare import Answer
+from dsv4_matrix.judge.distance import absolute_error
 from dsv4_matrix.judge.sensitivity import applies, edited, without_sink
 from dsv4_matrix.judge.truth import EPS_BF16
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dsv4_matrix.judge.compare import TIGHT, Answer, Check, absolute_error, signed_mean
+from dsv4_matrix.judge.compare import TIGHT, Answer, Check
+from dsv4_matrix.judge.distance import absolute_error, signed_mean
 from dsv4_matrix.judge.explain import explanations, name_rows
 
 if TYPE_CHECKING:
