@@ -120,11 +120,8 @@ def _case(case: Case, setup: Setup) -> Execution:
         "replays": int(trace.replays),
     }
     if trace.violations:
-        # The judge's screen without its last lines, which this screen ends with as well.
-        judged = [line for line in verdict.message.splitlines() if not line.startswith(("  seed  ", "  run  "))]
-        return replace(
-            fault(case, setup, Outcome.FAILED, "\n".join([*trace.violations, *judged]), **counts), spent=spent
-        )
+        told = "\n".join([*trace.violations, verdict.finding])
+        return replace(fault(case, setup, Outcome.FAILED, told, **counts), spent=spent)
     result = _result(case, Outcome(verdict.outcome), without_machine(verdict.message), **counts)
     return Execution(result, verdict.message, spent)
 

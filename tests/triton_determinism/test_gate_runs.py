@@ -100,6 +100,16 @@ def test_accumulators_that_differ_between_batches_of_a_run_are_told():
     assert "in batch middle are not those in batch alone: row 0 (at 0) column 0: 0x" in done.message
 
 
+def test_a_needle_that_is_wrong_everywhere_is_told_once():
+    done = execute_composed(CASES[DECODE], setup("wrong_triton:Window127"), PLAN_A)
+    assert done.result.outcome is Outcome.FAILED
+    head, found, *_ = done.message.splitlines()
+    assert head.startswith(f"{DECODE}: failed on ")
+    assert found == '  the needle: leg "needle", step 0, ratio 0'
+    assert done.message.count(f"{DECODE}: failed on ") == 1
+    assert "agrees   with: window 127" in done.message
+
+
 def test_only_chunks_show_bits_that_follow_them(tmp_path):
     """The same defect in every other batch: it is the chunk that finds it."""
     outcomes, verdict = two_runs(tmp_path, PREFILL, "wrong_bits:ChunksMoveTiles")
