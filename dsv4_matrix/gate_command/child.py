@@ -140,8 +140,8 @@ def _architecture(context: Context) -> str:
     return f"sm{major}{minor}"
 
 
-def comparable(matrix: Matrix, device: str, level: Level) -> list[Case]:
-    """Cases of ``device`` that have a needle and promise ``level``."""
+def comparable(matrix: Matrix, device: str | None, level: Level) -> list[Case]:
+    """Cases of ``device``, or of any for None, that have a needle and promise ``level``."""
     return [
         case
         for case in matrix.cases(device)

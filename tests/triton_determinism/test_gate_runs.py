@@ -192,6 +192,9 @@ def test_a_serial_path_gets_one_request_a_call_also_in_graphs(tmp_path):
         (("--backend", "wrong_bits:SerialOnly"), 1, "unsupported(serial_only)"),
         (("--router", "dsv4_matrix.routing:_ID"), 1, "ended with status 2"),  # of A or B: whichever was first
         (("--cells", "r9*"), 2, "gate: --cells: no case id matches 'r9*'"),
+        (("--cells", "*-refused,refusal-*"), 2, "selected cases can be compared at L2: a probe, a refusal and"),
+        (("--cells", "r0-eager-decode-idle"), 2, "none of the 1 selected cases can be compared at L2"),
+        (("--every", "999999"), 2, "none of the 1 selected cases, of which --every 999999 leaves 0, can be compared"),
         (("--level", "L4"), 2, "name them, as in --devices 0,1"),
         (("--devices", "0,1"), 2, "only --level L4 compares devices"),
         (("--record", "evidence"), 2, "--record: evidence is of the whole matrix; leave out --cells and --every"),
