@@ -14,8 +14,9 @@ import torch
 
 from dsv4_matrix.judge.compare import Answer
 from dsv4_matrix.judge.distance import absolute_error
-from dsv4_matrix.judge.sensitivity import applies, edited, without_sink
+from dsv4_matrix.judge.sensitivity import without_sink
 from dsv4_matrix.judge.truth import EPS_BF16
+from dsv4_matrix.judge.wrong_keys import both_lists_short, edited, other_scales, short_lists
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,47 +62,22 @@ def name_rows(rows: Sequence[int], most: int = 8) -> str:
 
 
 def _output_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str]:
-    candidates = [
-        (edit.name, edited(oracle, truth, edit))
-        for edit in oracle.sight.edits
-        if bool(applies(oracle, truth, edit).any())
-    ]
+    candidates = [(edit.name, edited(oracle, truth, edit)) for edit in oracle.sight.edits]
     candidates.append(("sink left out", without_sink(oracle, truth)))
     candidates.append(("zeros, as for a row without keys", torch.zeros_like(truth.out)))
     candidates.append(("heads in reverse order", truth.out.flip(1)))
     _, heads, width = truth.out.shape
     candidates.append(("[heads, 512] written as [512, heads]", truth.out.mT.reshape(1, heads, width)))
-    candidates += _short_lists(oracle, truth)
+    candidates += [*short_lists(oracle, truth), *other_scales(oracle, truth)]
     names = [name for name, output in candidates if _fits(truth, answer.out, output)]
+    if not names:
+        # Two mistakes at once look like one of them where the other weighs little, so that one is told first.
+        names = [name for name, output in both_lists_short(oracle, truth) if _fits(truth, answer.out, output)]
     if poison := _poison(truth, answer):
         names.append(poison)
     if _truncates(truth, answer):
         names.append("rounded towards zero instead of to nearest")
     return names
-
-
-def _short_lists(oracle: Oracle, truth: Truth) -> list[tuple[str, Tensor]]:
-    """What one row would have answered over a list of compressed entries that ends too soon.
-
-    Edits of the sight drop the entries with the smallest and the largest number; the C4 list is in the indexer's order,
-    so its last one is neither.
-    """
-    index, window = oracle.sight.index[truth.rows], oracle.sight.window
-    entries = (index[0, window:] >= 0).nonzero()[:, 0].tolist()
-    tokens = int((index[0, :window] >= 0).sum())
-    lengths = {"last compressed entry of the list missing": len(entries) - 1}
-    if tokens < len(entries) - 1:
-        lengths["compressed entries cut to the length of the window's list"] = tokens
-    found = []
-    for name, length in lengths.items():
-        if entries and length >= 0:
-            cut = index.clone()
-            cut[0, window + entries[length] :] = -1
-            step = oracle.step
-            q = step.q[truth.rows]
-            out, _ = oracle.reference.attend(q, oracle.stored, cut, step.sink, step.softmax_scale)
-            found.append((name, out))
-    return found
 
 
 def _poison(truth: Truth, answer: Answer) -> str:

@@ -133,6 +133,89 @@ def test_a_c128_list_without_its_last_entry_has_both_names(kit):
         assert f"{name} (row 0)" in message
 
 
+def over_keys(kit, step, change):
+    """The answer of a kernel after ``change(bank, index)``; index columns are the window from its newest token on, 128
+    of them here, then the entries in the list's order."""
+    bank, index = kit.keys(step)
+    bank, index = change(bank, index.clone())
+    out, lse = dsv4_reference.attend(step.q, bank, index, step.sink, step.softmax_scale)
+    return out.bfloat16(), lse.float()
+
+
+def without(*columns):
+    def change(bank, index):
+        assert bool((index[0, list(columns)] >= 0).all())
+        index[0, list(columns)] = -1
+        return bank, index
+
+    return change
+
+
+BOTH = "both lists one key short, the window's {} token and the last compressed entry"
+
+
+@pytest.mark.parametrize(("column", "end"), [(127, "oldest"), (0, "newest")])
+@pytest.mark.parametrize(("ratio", "last"), [(4, 128 + 128), (128, 128 + 3)])
+def test_both_lists_short_by_one_are_named(kit, ratio, last, column, end):
+    """As when every length is one too small, from either end of the window's list."""
+    step = kit.step(f"both-short-{ratio}", ratio, (515,), sink="per-head")
+    message = failure(kit, step, over_keys(kit, step, without(column, last))).message
+    assert f"agrees   with: {BOTH.format(end)} (row 0)\n" in message
+
+
+@pytest.mark.parametrize(
+    ("column", "named"), [(127, "window 127"), (0, "newest token dropped"), (256, "last compressed")]
+)
+def test_one_list_short_by_one_is_not_both(kit, column, named):
+    step = kit.step("one-list-short", 4, (515,), sink="per-head")
+    message = failure(kit, step, over_keys(kit, step, without(column))).message
+    assert f"agrees   with: {named}" in message
+    assert "both lists" not in message
+
+
+def test_two_keys_in_the_middle_of_both_lists_are_no_known_mistake(kit):
+    step = kit.step("two-missing", 4, (515,), sink="per-head")
+    step = kit.replace(step, q=(0.1 * step.q.float()).bfloat16())  # flat: no key is all that a head sees
+    message = failure(kit, step, over_keys(kit, step, without(60, 200))).message
+    assert "agrees   with no known mistake" in message
+
+
+@pytest.mark.parametrize(
+    ("factor", "scaled", "named"),
+    [
+        (2.0, 512, "all keys twice as large"),
+        (0.5, 512, "all keys half as large"),
+        (2.0, 448, "elements 0 to 447 of all keys twice as large, as under scales of another bias"),
+        (0.5, 448, "elements 0 to 447 of all keys half as large, as under scales of another bias"),
+    ],
+)
+def test_keys_in_another_scale_are_named(kit, step, factor, scaled, named):
+    def change(bank, index):
+        bank[:, :scaled] *= factor
+        return bank, index
+
+    message = failure(kit, step, over_keys(kit, step, change)).message
+    assert f"agrees   with: {named} (rows 0, 1, 2, 3)\n" in message
+
+
+@pytest.mark.parametrize(("factor", "scaled"), [(1.5, 512), (2.0, 64), (1.05, 448)])
+def test_keys_in_a_scale_that_nothing_gives_are_no_known_mistake(kit, step, factor, scaled):
+    def change(bank, index):
+        bank[:, :scaled] *= factor
+        return bank, index
+
+    assert "agrees   with no known mistake" in failure(kit, step, over_keys(kit, step, change)).message
+
+
+def test_a_dropped_key_that_had_all_the_weight_is_named(kit):
+    """Where the weight of all others is lost beside it, what they give is not to be had from the right answer."""
+    step = kit.step("all-the-weight", 0, (5,), sink="per-head")
+    key = step.tokens[5].float()
+    peaked = kit.replace(step, q=(80 * key / (kit.scale * key.dot(key)) * torch.ones(16, 1))[None].bfloat16())
+    answer = over_keys(kit, peaked, without(0))
+    assert "agrees   with: newest token dropped (row 0)" in failure(kit, peaked, answer).message
+
+
 def test_a_key_that_is_not_finite_must_not_come_out_finite(kit, step):
     tokens = step.tokens.clone()
     tokens[step.token_base[3] + 2290, 70] = math.inf
