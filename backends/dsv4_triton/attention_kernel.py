@@ -131,7 +131,7 @@ def attend(
 
     if splits == 1:
         sinks = tl.load(sink + h, mask=h < heads * ((given >> 2) & 1), other=float("-inf"))
-        factor, row_lse = normaliser(top, total, sinks)
+        factor, row_lse = normaliser(top, total, total, sinks)
         tl.store(lse + b * l_b + s * l_s + h * l_h, row_lse, mask=real)
         out_row = b * o_b + s * o_s + h.to(tl.int64) * o_h
         if ALIGNED:
@@ -143,6 +143,7 @@ def attend(
         left = partial + ((local.to(tl.int64) * partial_splits + split) * heads + h) * 516
         tl.store(left + 512, top, mask=real)
         tl.store(left + 513, total, mask=real)
+        tl.store(left + 514, total, mask=real)
         for j in tl.static_range(PARTS):
             column = part_start(PARTS, j) + tl.arange(0, part_width(PARTS, j))
             tl.store(left[:, None] + column[None, :], acc[j], mask=mask)

@@ -64,6 +64,7 @@ def attend(
         gl.allocate_shared_memory(gl.float32, [2, 64], PLAIN),
         gl.allocate_shared_memory(gl.float32, [2, 64], PLAIN),
         gl.allocate_shared_memory(gl.float32, [2, 64], PLAIN),
+        gl.allocate_shared_memory(gl.float32, [2, 64], PLAIN),
     )
     notes = (
         gl.allocate_shared_memory(gl.int64, [NOTED, BLOCK], PLAIN),

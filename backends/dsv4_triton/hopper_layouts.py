@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from dsv4_triton import workload
@@ -10,13 +11,15 @@ from dsv4_triton import workload
 BLOCK_N = 64
 #: query heads an item
 HEADS = 64
-#: as ``workload`` lays out the workspace: 512 sums, the maximum, the total, two of padding
+#: as ``workload`` lays out the workspace: 512 sums, the maximum, two totals, one of padding
 PARTIAL_WORDS = gl.constexpr(workload.PARTIAL_WORDS)
 #: Blocks whose places are noted at once: the one that is decoded, the one behind it whose bytes are on their way, the
 #: one that is noted meanwhile, and one between the two.
 NOTED = gl.constexpr(4)
 
 BLOCK = gl.constexpr(BLOCK_N)
+#: blocks of a row that the kernels for few rows take: a power of two, not less than those of one split
+MOST_BLOCKS = gl.constexpr(32)
 TOP_BITS = gl.constexpr(0x80808080 - (1 << 32))  # as int32
 # Scores [64 heads, 64 keys] and sums [64 heads, 128 columns] as wgmma lays them out over four warps. 256 columns in one
 # instruction would need more registers than 16 warps can be compiled for.
@@ -42,8 +45,48 @@ PIECE_KEYS = gl.constexpr(gl.SliceLayout(1, PIECES))
 NOTES = gl.constexpr(gl.BlockedLayout([1, 4], [16, 2], [4, 1], [1, 0]))
 PLACES = gl.constexpr(gl.SliceLayout(1, NOTES))
 ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+# The same two for eight warps: each thread has a piece of one key.
+WORDS_8 = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0], [32, 0]], [], [BLOCK_N, 16]
+    )
+)
+PIECES_8 = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0], [32, 0]], [], [BLOCK_N, 4]
+    )
+)
+# Weights of 64 heads and 64 keys in memory, [4096]: for each 16 keys 16 bytes of every thread of four warps.
+WEIGHTS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[1], [2], [4], [1024], [2048]], [[8], [16], [32], [64], [128]], [[256], [512]], [], [4096]
+    )
+)
+# The same for eight warps: for each half of the columns.
+WEIGHTS_8 = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[1], [2], [4], [1024], [2048]], [[8], [16], [32], [64], [128]], [[256], [512], [0]], [], [4096]
+    )
+)
+OUT_64 = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0]))
+OUT_128 = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [8, 1], [1, 0]))
+ONE_8 = gl.constexpr(gl.BlockedLayout([1], [32], [8], [0]))
 # Queries and outputs [heads, channels] in pieces of 16 bytes.
 ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 
 # Triton 3.7 renamed it.
 thread_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+
+
+@gluon.jit
+def launch_dependents():
+    """The next kernel may be launched beside this one, as soon as all programs have said so."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def wait_for_previous():
+    """What the previous kernel wrote is there, when this returns."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)

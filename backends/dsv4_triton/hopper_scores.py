@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from dsv4_triton.hopper_items import item_lengths, item_place, item_span, offset_of, unknown
 from dsv4_triton.hopper_layouts import ROWS, SCORES, thread_barrier
+from dsv4_triton.hopper_softmax import joined, scaled, weigh
 
 
 @gluon.jit
@@ -37,7 +38,7 @@ def _copy_query(q, strides, place, query):
 
 
 @gluon.jit
-def _multiply(query, tiles, stage):
+def multiply(query, tiles, stage):
     """Scores of a block, on their way."""
     s = gl.zeros([64, 64], gl.float32, SCORES)
     for part in gl.static_range(4):
@@ -55,9 +56,9 @@ def scores(
     """All blocks of this program's items, from keys in shared memory to probabilities in shared memory.
 
     ``hand`` takes, for each of the two stages, bf16 probabilities [heads, keys] and per head the factor of what came
-    before, the maximum and the total of the item so far, in base 2.
+    before, and the maximum and both sums of the item so far, in base 2.
     """
-    probabilities, keeps, tops, totals = hand
+    probabilities, keeps, tops, sums, totals = hand
     full, ready, empty, noted = bars
     done = 0
     n, extra = item_lengths(rows, gl.program_id(0), SPLIT, HEAD_BLOCKS)
@@ -68,7 +69,8 @@ def scores(
         after = gl.minimum(item + gl.num_programs(0), items - 1)
         n, extra = item_lengths(rows, after, SPLIT, HEAD_BLOCKS)
         top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-        total = gl.zeros([64], gl.float32, gl.SliceLayout(1, SCORES))
+        rounded = gl.zeros([64], gl.float32, gl.SliceLayout(1, SCORES))
+        total = rounded
         async_copy.wait_group(0)
         fence_async_shared()
         thread_barrier()
@@ -76,24 +78,21 @@ def scores(
             stage = done & 1
             mbarrier.wait(full.index(stage), (done >> 1) & 1)
             fence_async_shared()
-            s = _multiply(query, tiles, stage)
+            s = multiply(query, tiles, stage)
             s = warpgroup_mma_wait(0, deps=[s])
             if (i + 1 == count) & (item + gl.num_programs(0) < items):
                 # The next item's queries come while this one's last softmax is made.
                 thread_barrier()
                 _copy_query(q, q_strides, item_place(rows, after, SPLIT, HEAD_BLOCKS), query)
-            # online softmax in base 2, of scores that are scaled on their way into the exponent
             bias = gl.expand_dims(biases.index(stage).load(gl.SliceLayout(0, SCORES)), 0)
-            s = gl.where(bias == 0.0, s, bias)
-            new_top = gl.maximum(top, gl.max(s, 1) * scale)
-            shift = gl.where(new_top == float("-inf"), 0.0, new_top)
-            p = gl.exp2(s * scale - gl.expand_dims(shift, 1))
-            keep = gl.exp2(top - shift)
-            total = total * keep + gl.sum(p, 1)
-            top = new_top
-            probabilities.index(stage).store(p.to(gl.bfloat16))
+            weights, block_top, block_sum, block_total = weigh(gl.where(bias == 0.0, s, bias), scale)
+            top, keep, factor = joined(top, block_top)
+            rounded = rounded * keep + block_sum * factor
+            total = total * keep + block_total * factor
+            probabilities.index(stage).store(scaled(weights, factor))
             keeps.index(stage).store(keep)
             tops.index(stage).store(top)
+            sums.index(stage).store(rounded)
             totals.index(stage).store(total)
             mbarrier.arrive(ready.index(stage), count=1)
             done += 1
