@@ -139,7 +139,7 @@ def attend(
         for j in tl.static_range(PARTS):
             column = part_start(PARTS, j) + tl.arange(0, part_width(PARTS, j))
             tl.store((out + out_row)[:, None] + column[None, :], fp32_to_bf16(acc[j] * factor[:, None]), mask=mask)
-    else:  # partial: [rows, splits, heads, 516], an accumulator, then maximum and sum (two words of padding)
+    else:  # partial: [rows, splits, heads, 516], an accumulator, maximum, both sums, a word of padding
         left = partial + ((local.to(tl.int64) * partial_splits + split) * heads + h) * 516
         tl.store(left + 512, top, mask=real)
         tl.store(left + 513, total, mask=real)

@@ -9,9 +9,9 @@ from functools import cache
 
 import torch
 
-from dsv4_triton import hopper_few
 from dsv4_triton.arguments import KeyList
 from dsv4_triton.combine import combine
+from dsv4_triton.hopper_few import launch_few, serves
 from dsv4_triton.hopper_kernel import attend
 from dsv4_triton.hopper_layouts import BLOCK_N, HEADS
 from dsv4_triton.target import launching_on
@@ -51,8 +51,8 @@ def launch(
         *_addressing(other), other.indices, *other.indices.stride()[:2], work.extra_lengths, work.extra_width,
     )  # fmt: skip
     with launching_on(q):
-        if work.splits == 1 and work.rows <= hopper_few.CONFIG["most"]:
-            hopper_few.launch_few(q, main, extra, work, scale, out, lse, lists, processors(index))
+        if serves(work, heads, processors(index)):
+            launch_few(q, main, extra, work, scale, out, lse, lists, processors(index))
             return
         for first in range(0, work.rows, work.chunk):
             count = min(work.chunk, work.rows - first)

@@ -1,39 +1,71 @@
 """Few rows on Hopper: two kernels that share a row among many programs, with the bits of the one for many rows.
 
-The first makes weights of blocks of keys, the second adds up weights times keys, a few columns a program; it is launched
-beside the first one (programmatic dependent launch) and waits for it before it reads what that one wrote.
+The first makes weights of blocks of keys, the second adds up weights times keys, a few columns a program. The second
+is launched beside the first (programmatic dependent launch), decodes its keys meanwhile, and waits before it reads what
+the first wrote.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
 
 from dsv4_triton.arguments import KeyList
-from dsv4_triton.hopper_add import RING, STAGES, add_blocks
+from dsv4_triton.hopper_add import RING, add_blocks
 from dsv4_triton.hopper_layouts import BLOCK_N, HEADS
 from dsv4_triton.hopper_weigh import weigh_blocks
 from dsv4_triton.workload import LOG2E, Workload
 
-CONFIG = {"columns": None, "per": None, "most": 40}
+#: registers of a thread by role; the default role gets what is left of what the whole is compiled for
+WEIGH_REGISTERS = {"SCORES_REGISTERS": 112, "GATHER_REGISTERS": 136}
+WEIGH_OPTIONS = {"num_warps": 4, "maxnreg": 128}
+ADD_REGISTERS = {"PREPARE_REGISTERS": 168}
+ADD_OPTIONS = {"num_warps": 4, "maxnreg": 168}
 
 
-def launch_few(q, main, extra, work, scale, out, lse, lists, processors):
-    heads, seq = q.shape[2], q.shape[1]
-    head_blocks = heads // HEADS
+def serves(work: Workload, heads: int, processors: int) -> bool:
+    """Whether a call is better off here than as one program for 64 heads of a row. Either way it has the same bits."""
+    return work.splits == 1 and work.rows * (heads // HEADS) * (512 // 64) <= processors
+
+
+def launch_few(
+    q: torch.Tensor,
+    main: KeyList,
+    extra: KeyList | None,
+    work: Workload,
+    scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    lists: tuple[Any, ...],
+    processors: int,
+) -> None:
+    """``hopper.launch`` for a call that ``serves`` takes; ``lists`` are both key lists as the kernels take them."""
+    rows, halves = work.rows, q.shape[2] // HEADS
     row_blocks = triton.cdiv(main.width, BLOCK_N) + (triton.cdiv(extra.width, BLOCK_N) if extra else 0)
-    weights = torch.empty(work.rows * head_blocks * row_blocks * 4096, dtype=torch.bfloat16, device=q.device)
-    stats = torch.empty(work.rows * head_blocks * row_blocks * 192, dtype=torch.float32, device=q.device)
-    programs = CONFIG["per"] or max(1, min(row_blocks, processors // work.rows))
-    items = work.rows * head_blocks
-    columns = CONFIG["columns"] or (64 if items * 8 <= processors else 128)
-    gather, join = {64: (80, 104), 128: (80, 80)}[columns]
-    weigh_blocks[(work.rows * programs,)](
-        q, *(n // 8 for n in q.stride()[:3]), scale * LOG2E, seq, programs, row_blocks, *lists, work.given, weights,
-        stats, HEAD_BLOCKS=head_blocks, SCORES_REGISTERS=112, GATHER_REGISTERS=136, num_warps=4, maxnreg=128,
+    columns, programs = shares(rows, halves, row_blocks, processors)
+    blocks = rows * halves * row_blocks
+    weights = torch.empty(blocks * HEADS * BLOCK_N, dtype=torch.bfloat16, device=q.device)
+    stats = torch.empty(blocks * 3 * HEADS, dtype=torch.float32, device=q.device)
+    weigh_blocks[(rows * programs,)](
+        q, *(n // 8 for n in q.stride()[:3]), scale * LOG2E, q.shape[1], programs, row_blocks, *lists, work.given,
+        weights, stats, HEAD_BLOCKS=halves, **WEIGH_REGISTERS, **WEIGH_OPTIONS,
     )  # fmt: skip
-    add_blocks[(items * (512 // columns),)](
-        out, *(n // 8 for n in out.stride()[:3]), lse, *lse.stride(), work.sinks, seq, row_blocks, head_blocks, *lists,
-        work.given, weights, stats, COLUMNS=columns, STAGES=STAGES[columns], RING=RING, GATHER_REGISTERS=gather,
-        JOIN_REGISTERS=join, num_warps=8, maxnreg=96, launch_pdl=True,
+    add_blocks[(rows * halves * (512 // columns),)](
+        out, *(n // 8 for n in out.stride()[:3]), lse, *lse.stride(), work.sinks, q.shape[1], row_blocks, halves,
+        *lists, work.given, weights, stats, COLUMNS=columns, RING=RING[columns],
+        **ADD_REGISTERS, **ADD_OPTIONS, launch_pdl=True,
     )  # fmt: skip
+
+
+def shares(rows: int, halves: int, row_blocks: int, processors: int) -> tuple[int, int]:
+    """Columns a program of the second kernel, and programs a row of the first, so that both fit beside each other.
+
+    32 columns, and a program for each block, where there is room; a few blocks less where that makes room; where it
+    does not, the second kernel's programs have to wait for those of the first in any case.
+    """
+    columns = 32 if rows * row_blocks + rows * halves * 16 <= processors else 64
+    beside = (processors - rows * halves * (512 // columns)) // rows
+    programs = beside if 2 * beside >= row_blocks else processors // rows
+    return columns, max(1, min(row_blocks, programs))

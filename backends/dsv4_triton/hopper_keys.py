@@ -86,27 +86,38 @@ def _halves(factors):
 def put(tile, words, COLUMN: gl.constexpr):
     """Words of bf16 pairs into a tile's columns from COLUMN."""
     columns: gl.constexpr = tile.shape[1]
-    tile._reinterpret(gl.int32, [BLOCK, columns // 2], SWIZZLED_WORDS).slice(COLUMN // 2, words.shape[1], 1).store(words)
+    tile._reinterpret(gl.int32, [BLOCK, columns // 2], SWIZZLED_WORDS).slice(COLUMN // 2, words.shape[1], 1).store(
+        words
+    )
 
 
 @gluon.jit
-def put_decoded(tile, COLUMN: gl.constexpr, words, factors, flags, TWICE: gl.constexpr):
-    """A group of a block into 64 columns of its tile, with the factors noted for it; flags, with its NaN codes'."""
+def decoded(words, factors, flags, TWICE: gl.constexpr):
+    """Words of e4m3 bytes [keys, n] -> words of bf16 pairs [keys, 2 n], with the factors noted for each key; flags."""
     first, second = _halves(factors)
     first, words = gl.broadcast(gl.expand_dims(first, 1), words)
     second, words = gl.broadcast(gl.expand_dims(second, 1), words)
     low, high, flags = _decode(words, first, second, flags, TWICE)
-    put(tile, gl.reshape(gl.join(low, high), [BLOCK, 32]), COLUMN)
+    return gl.reshape(gl.join(low, high), [words.shape[0], 2 * words.shape[1]]), flags
+
+
+@gluon.jit
+def put_decoded(tile, COLUMN: gl.constexpr, words, factors, flags, TWICE: gl.constexpr):
+    """A group of a block into 64 columns of its tile; flags, with its NaN codes'."""
+    words, flags = decoded(words, factors, flags, TWICE)
+    put(tile, words, COLUMN)
     return flags
 
 
 @gluon.jit
-def words_of(places, group, PIECES: gl.constexpr, WORDS: gl.constexpr):
-    """Words of the group-th 64 bytes of each key: ``[BLOCK, 16]``.
+def words_of(places, at, PIECES: gl.constexpr, WORDS: gl.constexpr):
+    """Words of each key from byte ``at`` of it, as many as the layout WORDS has columns.
 
     L2 takes 256 bytes at a time, so that most groups of a key are there when they are asked for; L1 keeps nothing.
     """
-    piece = (gl.arange(0, 4, gl.SliceLayout(0, PIECES)) * 16 + group * 64).to(gl.int64)
+    keys: gl.constexpr = WORDS.shape[0]
+    columns: gl.constexpr = WORDS.shape[1]
+    piece = (gl.arange(0, columns // 4, gl.SliceLayout(0, PIECES)) * 16 + at).to(gl.int64)
     a, b, c, d = gl.inline_asm_elementwise(
         "ld.global.cg.L2::256B.v4.b32 {$0, $1, $2, $3}, [$4];",
         "=r,=r,=r,=r,l",
@@ -116,7 +127,7 @@ def words_of(places, group, PIECES: gl.constexpr, WORDS: gl.constexpr):
         pack=1,
     )
     words = gl.join(gl.join(a, c), gl.join(b, d))  # key, piece; word / 2, word % 2
-    return gl.convert_layout(gl.reshape(words, [BLOCK, 16]), WORDS, assert_trivial=True)
+    return gl.convert_layout(gl.reshape(words, [keys, columns]), WORDS, assert_trivial=True)
 
 
 @gluon.jit
@@ -128,7 +139,8 @@ def poisoned(flags, KEYS: gl.constexpr):
 
 @gluon.jit
 def _group_words(places, GROUP: gl.constexpr):
-    return words_of(places, GROUP, PIECES, WORDS)
+    """The GROUP-th 64 bytes of each key."""
+    return words_of(places, GROUP * 64, PIECES, WORDS)
 
 
 @gluon.jit

@@ -18,8 +18,8 @@ PARTIAL_WORDS = gl.constexpr(workload.PARTIAL_WORDS)
 NOTED = gl.constexpr(4)
 
 BLOCK = gl.constexpr(BLOCK_N)
-#: blocks of a row that the kernels for few rows take: a power of two, not less than those of one split
-MOST_BLOCKS = gl.constexpr(32)
+#: blocks of a row that the kernels for few rows take: those of one split
+MOST_BLOCKS = gl.constexpr(20)
 TOP_BITS = gl.constexpr(0x80808080 - (1 << 32))  # as int32
 # Scores [64 heads, 64 keys] and sums [64 heads, 128 columns] as wgmma lays them out over four warps. 256 columns in one
 # instruction would need more registers than 16 warps can be compiled for.
@@ -62,15 +62,33 @@ WEIGHTS = gl.constexpr(
         [[1], [2], [4], [1024], [2048]], [[8], [16], [32], [64], [128]], [[256], [512]], [], [4096]
     )
 )
-# The same for eight warps: for each half of the columns.
-WEIGHTS_8 = gl.constexpr(
+# The same over eight warps.
+PREPARED = gl.constexpr(
     gl.DistributedLinearLayout(
-        [[1], [2], [4], [1024], [2048]], [[8], [16], [32], [64], [128]], [[256], [512], [0]], [], [4096]
+        [[1], [2], [4], [2048]], [[8], [16], [32], [64], [128]], [[256], [512], [1024]], [], [4096]
     )
 )
-OUT_64 = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0]))
-OUT_128 = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [8, 1], [1, 0]))
-ONE_8 = gl.constexpr(gl.BlockedLayout([1], [32], [8], [0]))
+# The same registers as [heads, keys].
+PREPARED_HEADS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [8, 0], [0, 8], [0, 32]],
+        [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0], [0, 16]],
+        [],
+        [64, BLOCK_N],
+    )
+)
+# As WORDS_8 and PIECES_8, 32 bytes of 128 keys.
+WORDS_32 = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2]], [[0, 4], [1, 0], [2, 0], [4, 0], [8, 0]], [[16, 0], [32, 0], [64, 0]], [], [2 * BLOCK_N, 8]
+    )
+)
+PIECES_32 = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [], [[0, 1], [1, 0], [2, 0], [4, 0], [8, 0]], [[16, 0], [32, 0], [64, 0]], [], [2 * BLOCK_N, 2]
+    )
+)
 # Queries and outputs [heads, channels] in pieces of 16 bytes.
 ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 

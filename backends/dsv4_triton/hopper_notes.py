@@ -7,7 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from dsv4_triton.hopper_items import item_lengths, item_place, item_span, offset_of
-from dsv4_triton.hopper_layouts import BLOCK, NOTES, ONE, PLACES
+from dsv4_triton.hopper_layouts import BLOCK, NOTES, ONE
 
 #: scale bytes up to here need one factor
 ONE_FACTOR = gl.constexpr(134)
@@ -83,27 +83,31 @@ def _keys_of(cursor, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def locate(lists, cursor, slot, LAYOUT: gl.constexpr):
-    """Addresses of a block's keys as int64, their eight scale bytes each, which of them count.
+    """``address_of`` for a block's keys."""
+    main, key, length = _keys_of(cursor, LAYOUT)
+    return address_of(lists, slot, main, key < length)
 
+
+@gluon.jit
+def address_of(lists, slot, main, inside):
+    """Addresses of keys as int64, their eight scale bytes each, which of them count.
+
+    ``main``: whether they are of the first list, for all of them or for each; ``inside``: whether within its length.
     Keys that do not count have the address of slot 0, and become zeros by their factors.
     """
-    item, i, first, count, n, extra, index, extra_index = cursor
     cache, extra_cache, shift, extra_shift, stride, extra_stride, capacity, extra_capacity = lists
-    main, key, length = _keys_of(cursor, LAYOUT)
     # unsigned, so that negative indices exceed every capacity
     valid = slot.to(gl.uint32, bitcast=True) < gl.where(main, capacity, extra_capacity).to(gl.uint32)
-    valid = valid & (key < length)
+    valid = valid & inside
     slot = gl.where(valid, slot, 0)
     bits = gl.where(main, shift, extra_shift)
     page = slot >> bits
     entry = slot - (page << bits)
     start = page * gl.where(main, stride, extra_stride)  # in pieces of 16 bytes: 32 bits reach 32 GiB
-    base = gl.where(main, cache, extra_cache)
-    codes = gl.load(
-        base.to(gl.pointer_type(gl.int64), bitcast=True) + (start.to(gl.int64) * 2 + ((72 << bits) + entry))
-    )
-    place = (base + (start + entry * 36).to(gl.int64) * 4).to(gl.int64, bitcast=True)
-    return place, codes, valid
+    base = gl.where(main, cache.to(gl.int64, bitcast=True), extra_cache.to(gl.int64, bitcast=True))
+    codes = base + (start.to(gl.int64) * 2 + ((72 << bits) + entry)) * 8
+    place = base + (start + entry * 36).to(gl.int64) * 16
+    return place, gl.load(codes.to(gl.pointer_type(gl.int64), bitcast=True)), valid
 
 
 @gluon.jit

@@ -1,12 +1,11 @@
-# ruff: noqa: RUF059 - Gluon compiles a subset of Python
 """The softmax of the Hopper kernels: weights by blocks of keys, joined by powers of two.
 
-A weight is ``exp2(score - m)`` in bf16, where m is its block's maximum rounded up to an integer. Blocks are joined under
-the maximum so far, which is an integer as well: what that takes are products with powers of two, which are exact. So a
-row has the same bits whether its blocks are weighed by one program after the other or by many at once.
+A weight is ``exp2(score - m)`` in bf16, where m is its block's maximum rounded up to an integer. Blocks are joined
+under the maximum so far, an integer as well: that takes products with powers of two, which are exact. So a row has the
+same bits whether its blocks are weighed one after the other by one program, or by many at once.
 
-The sum that divides the output is of weights as rounded, so that a row with one key has exactly that key; the one in the
-lse is of weights as they were.
+The sum that divides the output is of weights as rounded, so that a row with one key gives exactly that key. The sum in
+the lse is of weights as they were.
 """
 
 from __future__ import annotations

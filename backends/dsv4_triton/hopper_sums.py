@@ -63,7 +63,11 @@ def sums(
         first_cursor = first_block(rows, indices, items, SPLIT, HEAD_BLOCKS, SPLIT_BLOCKS)
         second_cursor = next_block(rows, indices, first_cursor, items, SPLIT, HEAD_BLOCKS, SPLIT_BLOCKS)
         third_cursor = next_block(rows, indices, second_cursor, items, SPLIT, HEAD_BLOCKS, SPLIT_BLOCKS)
-        slots, slots_2, slots_3 = slots_of(first_cursor, PLACES), slots_of(second_cursor, PLACES), slots_of(third_cursor, PLACES)
+        slots, slots_2, slots_3 = (
+            slots_of(first_cursor, PLACES),
+            slots_of(second_cursor, PLACES),
+            slots_of(third_cursor, PLACES),
+        )
         located = locate(lists, first_cursor, slots, PLACES)
         located_2 = locate(lists, second_cursor, slots_2, PLACES)
         located_3 = locate(lists, third_cursor, slots_3, PLACES)

@@ -1,4 +1,4 @@
-# ruff: noqa: N803, RUF059 - constexpr names are upper case, and Gluon compiles a subset of Python
+# ruff: noqa: N803, SIM113 - constexpr names are upper case, and Gluon compiles a subset of Python
 """Few rows, the first of two kernels: weights of blocks of keys, a row's blocks by any number of programs.
 
 Two roles of four warps multiply and make weights, of every second block or, with 128 heads, of half of the heads;
@@ -41,13 +41,19 @@ PLACES = gl.constexpr(gl.SliceLayout(1, PIECES_8))
 
 
 @gluon.jit
-def group_factors(codes, valid, group):
+def _factors(codes, valid, GROUP: gl.constexpr):
     """The factors of a group of each key, 0 for keys that do not count."""
-    return gl.where(valid, factors_of((codes >> (8 * group)).to(gl.int32) & 255), 0)
+    return gl.where(valid, factors_of((codes >> (8 * GROUP)).to(gl.int32) & 255), 0)
 
 
 @gluon.jit
-def block_at(row, block):
+def _words(places, GROUP: gl.constexpr):
+    """The GROUP-th 64 bytes of each key."""
+    return words_of(places, GROUP * 64, PIECES_8, WORDS_8)
+
+
+@gluon.jit
+def _block_at(row, block):
     """A cursor on a block of a row, as ``hopper_notes`` has them."""
     n, extra, blocks, index, extra_index = row
     return block * 0, block, block * 0, blocks, n, extra, index, extra_index
@@ -57,19 +63,19 @@ def block_at(row, block):
 def _gather(row, lists, tiles, biases, bars, part, programs, STAGES: gl.constexpr):
     """Blocks of this program, one after the other, decoded into shared memory; the next one is on its way."""
     full, empty = bars
-    cursor = block_at(row, part)
+    cursor = _block_at(row, part)
     place, codes, valid = locate(lists, cursor, slots_of(cursor, KEYS), KEYS)
-    cursor = block_at(row, part + programs)
+    cursor = _block_at(row, part + programs)
     slots = slots_of(cursor, KEYS)
     at = gl.convert_layout(place, PLACES, assert_trivial=True)
-    x0, x1, x2 = words_of(at, 0, PIECES_8, WORDS_8), words_of(at, 4, PIECES_8, WORDS_8), words_of(at, 8, PIECES_8, WORDS_8)
-    x3, x4, x5 = words_of(at, 2, PIECES_8, WORDS_8), words_of(at, 6, PIECES_8, WORDS_8), words_of(at, 1, PIECES_8, WORDS_8)
-    x6, x7, x8 = words_of(at, 5, PIECES_8, WORDS_8), words_of(at, 3, PIECES_8, WORDS_8), words_of(at, 7, PIECES_8, WORDS_8)
+    x0, x1, x2 = _words(at, 0), _words(at, 4), _words(at, 8)
+    x3, x4, x5 = _words(at, 2), _words(at, 6), _words(at, 1)
+    x6, x7, x8 = _words(at, 5), _words(at, 3), _words(at, 7)
     done = 0
     for block in range(part, row[2], programs):
         stage = done % STAGES
         next_place, next_codes, next_valid = locate(lists, cursor, slots, KEYS)
-        cursor = block_at(row, block + 2 * programs)
+        cursor = _block_at(row, block + 2 * programs)
         slots = slots_of(cursor, KEYS)
         at = gl.convert_layout(next_place, PLACES, assert_trivial=True)
         tile_a, tile_b = tiles[0].index(stage), tiles[1].index(stage)
@@ -77,24 +83,24 @@ def _gather(row, lists, tiles, biases, bars, part, programs, STAGES: gl.constexp
         flags = gl.full([BLOCK, 16], 0, gl.int32, WORDS_8)
         counts = gl.expand_dims(valid, 1)
         mbarrier.wait(empty.index(stage), ((done // STAGES) & 1) ^ 1)
-        flags = put_decoded(tile_a, 0, x0, group_factors(codes, valid, 0), flags, True)
-        x0 = words_of(at, 0, PIECES_8, WORDS_8)
-        flags = put_decoded(tile_c, 0, x1, group_factors(codes, valid, 4), flags, True)
-        x1 = words_of(at, 4, PIECES_8, WORDS_8)
+        flags = put_decoded(tile_a, 0, x0, _factors(codes, valid, 0), flags, True)
+        x0 = _words(at, 0)
+        flags = put_decoded(tile_c, 0, x1, _factors(codes, valid, 4), flags, True)
+        x1 = _words(at, 4)
         put(tile_d, gl.where(counts, x2, 0), 96)
-        x2 = words_of(at, 8, PIECES_8, WORDS_8)
-        flags = put_decoded(tile_b, 0, x3, group_factors(codes, valid, 2), flags, True)
-        x3 = words_of(at, 2, PIECES_8, WORDS_8)
-        flags = put_decoded(tile_d, 0, x4, group_factors(codes, valid, 6), flags, True)
-        x4 = words_of(at, 6, PIECES_8, WORDS_8)
-        flags = put_decoded(tile_a, 64, x5, group_factors(codes, valid, 1), flags, True)
-        x5 = words_of(at, 1, PIECES_8, WORDS_8)
-        flags = put_decoded(tile_c, 64, x6, group_factors(codes, valid, 5), flags, True)
-        x6 = words_of(at, 5, PIECES_8, WORDS_8)
-        flags = put_decoded(tile_b, 64, x7, group_factors(codes, valid, 3), flags, True)
-        x7 = words_of(at, 3, PIECES_8, WORDS_8)
+        x2 = _words(at, 8)
+        flags = put_decoded(tile_b, 0, x3, _factors(codes, valid, 2), flags, True)
+        x3 = _words(at, 2)
+        flags = put_decoded(tile_d, 0, x4, _factors(codes, valid, 6), flags, True)
+        x4 = _words(at, 6)
+        flags = put_decoded(tile_a, 64, x5, _factors(codes, valid, 1), flags, True)
+        x5 = _words(at, 1)
+        flags = put_decoded(tile_c, 64, x6, _factors(codes, valid, 5), flags, True)
+        x6 = _words(at, 5)
+        flags = put_decoded(tile_b, 64, x7, _factors(codes, valid, 3), flags, True)
+        x7 = _words(at, 3)
         put(tile_d, gl.where(counts, x8, 0), 64)
-        x8 = words_of(at, 7, PIECES_8, WORDS_8)
+        x8 = _words(at, 7)
         biases.index(stage).store(gl.where(valid, gl.where(poisoned(flags, KEYS), float("nan"), 0.0), float("-inf")))
         codes, valid = next_codes, next_valid
         mbarrier.arrive(full.index(stage), count=1)
