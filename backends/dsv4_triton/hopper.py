@@ -1,4 +1,4 @@
-"""Launching the Hopper kernel: arguments in its units, a grid of as many programs as there are processors.
+"""Launching the Hopper kernels: arguments in their units, a grid of as many programs as there are processors.
 
 Nothing here reads a tensor's value. Rows of several splits go through the workspace and ``combine`` as on every target.
 """

@@ -55,12 +55,13 @@ def scores(
 ):  # fmt: skip
     """All blocks of this program's items, from keys in shared memory to probabilities in shared memory.
 
-    ``hand`` takes, for each of the two stages, bf16 probabilities [heads, keys] and per head the factor of what came
-    before, and the maximum and both sums of the item so far, in base 2.
+    ``hand`` takes, for each of two stages, bf16 probabilities [heads, keys] and per head the factor of what came
+    before; and for each of two items per head the maximum and both sums, in base 2.
     """
     probabilities, keeps, tops, sums, totals = hand
-    full, ready, empty, noted = bars
+    full, ready, empty, noted, finished = bars
     done = 0
+    turn = 0
     n, extra = item_lengths(rows, gl.program_id(0), SPLIT, HEAD_BLOCKS)
     _copy_query(q, q_strides, item_place(rows, gl.program_id(0), SPLIT, HEAD_BLOCKS), query)
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
@@ -85,16 +86,21 @@ def scores(
                 thread_barrier()
                 _copy_query(q, q_strides, item_place(rows, after, SPLIT, HEAD_BLOCKS), query)
             bias = gl.expand_dims(biases.index(stage).load(gl.SliceLayout(0, SCORES)), 0)
-            weights, block_top, block_sum, block_total = weigh(gl.where(bias == 0.0, s, bias), scale)
+            weights, block_top, value, p = weigh(gl.where(bias == 0.0, s, bias), scale)
             top, keep, factor = joined(top, block_top)
-            rounded = rounded * keep + block_sum * factor
-            total = total * keep + block_total * factor
             probabilities.index(stage).store(scaled(weights, factor))
             keeps.index(stage).store(keep)
-            tops.index(stage).store(top)
-            sums.index(stage).store(rounded)
-            totals.index(stage).store(total)
             mbarrier.arrive(ready.index(stage), count=1)
+            # behind the arrival: sums are not needed before the item's end
+            rounded = rounded * keep + gl.sum(value, 1) * factor
+            total = total * keep + gl.sum(p, 1) * factor
             done += 1
+        if count > 0:
+            # The item before the last one is out: its stage, which it gives back when it is, has been filled again.
+            tops.index(turn & 1).store(top)
+            sums.index(turn & 1).store(rounded)
+            totals.index(turn & 1).store(total)
+            mbarrier.arrive(finished.index(turn & 1), count=1)
+            turn += 1
         if (count == 0) & (item + gl.num_programs(0) < items):
             _copy_query(q, q_strides, item_place(rows, after, SPLIT, HEAD_BLOCKS), query)

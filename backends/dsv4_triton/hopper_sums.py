@@ -54,10 +54,11 @@ def sums(
 ):  # fmt: skip
     """Columns 0..255 (SIDE 0, which also has the lse) or 256..511 (SIDE 1, which also has the notes)."""
     probabilities, keeps, tops, rounded_sums, totals = hand
-    full, ready, empty, noted = bars
+    full, ready, empty, noted, finished = bars
     lse_base, l_b, l_s, l_h = lse
     step = gl.num_programs(0)
     done = 0
+    turn = 0
     if SIDE == 1:
         # Three notes to begin with. All slots, then all scale bytes, so that each kind is waited for once.
         first_cursor = first_block(rows, indices, items, SPLIT, HEAD_BLOCKS, SPLIT_BLOCKS)
@@ -94,9 +95,6 @@ def sums(
         if count > 0:
             acc_a = gl.zeros([64, 128], gl.float32, SUMS)
             acc_b = gl.zeros([64, 128], gl.float32, SUMS)
-            rounded = gl.zeros([64], gl.float32, gl.SliceLayout(1, SUMS))
-            total = rounded
-            top = rounded
             for i in range(count):
                 stage = done & 1
                 if SIDE == 1:
@@ -111,9 +109,6 @@ def sums(
                 mbarrier.wait(ready.index(stage), (done >> 1) & 1)
                 fence_async_shared()
                 keep = keeps.index(stage).load(gl.SliceLayout(1, SUMS))
-                rounded = rounded_sums.index(stage).load(gl.SliceLayout(1, SUMS))
-                total = totals.index(stage).load(gl.SliceLayout(1, SUMS))
-                top = tops.index(stage).load(gl.SliceLayout(1, SUMS))
                 acc_a = acc_a * gl.expand_dims(keep, 1)
                 acc_b = acc_b * gl.expand_dims(keep, 1)
                 p = probabilities.index(stage)
@@ -122,6 +117,10 @@ def sums(
                 acc_a, acc_b = warpgroup_mma_wait(0, deps=[sums_a, sums_b])
                 mbarrier.arrive(empty.index(stage), count=1, pred=i + 1 < count)
                 done += 1
+            mbarrier.wait(finished.index(turn & 1), (turn >> 1) & 1)
+            rounded = rounded_sums.index(turn & 1).load(gl.SliceLayout(1, SUMS))
+            total = totals.index(turn & 1).load(gl.SliceLayout(1, SUMS))
+            top = tops.index(turn & 1).load(gl.SliceLayout(1, SUMS))
             # total == 0 tells an empty row and is false for NaN: a poisoned row must not come out as zeros
             vacant = total == 0.0
             weight = gl.exp2(sinks * LOG2E - gl.where(vacant, 0.0, top))
@@ -151,3 +150,4 @@ def sums(
                 256 * SIDE + 128, SPLIT,
             )  # fmt: skip
             mbarrier.arrive(empty.index(last), count=1)
+            turn += 1

@@ -139,11 +139,11 @@ def _scores(
         bias = gl.expand_dims(biases.index(stage).load(gl.SliceLayout(0, SCORES)), 0)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(empty.index(stage), count=1)
-        rounded, top, block_sum, block_total = weigh(gl.where(bias == 0.0, s, bias), scale)
+        rounded, top, value, p = weigh(gl.where(bias == 0.0, s, bias), scale)
         to = stats + block * 192 + heads
         gl.store(to, top)
-        gl.store(to + 64, block_sum)
-        gl.store(to + 128, block_total)
+        gl.store(to + 64, gl.sum(value, 1))
+        gl.store(to + 128, gl.sum(p, 1))
         # As wgmma takes a first operand from registers: 16 bytes of each thread for each 16 keys.
         x = gl.reshape(rounded, [4, 2, 8, 4, 2, 4, 2])  # heads: 16s, 8s, 1s; keys: 16s, 8s, 2s, 1s
         x = gl.reshape(gl.permute(x, (3, 0, 2, 5, 4, 1, 6)), [4096])
