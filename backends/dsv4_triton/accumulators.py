@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from dsv4_triton.runner import ForwardBatch
 
-#: Words of a (row, split, head) that mean something: the accumulator, its maximum and its two sums.
-WORDS = HEAD_DIM + 3
+#: Words of a (row, split, head) that mean something: the accumulator, its maximum and its sum.
+WORDS = HEAD_DIM + 2
 #: Modules whose ``combine`` may serve a forward; the second is loaded where it can.
 _LAUNCHERS = ("dsv4_triton.attention", "dsv4_triton.hopper")
 
@@ -38,10 +38,9 @@ class Accumulators:
     def forward_with_accumulators(
         self, q: Tensor, batch: ForwardBatch, compress_ratio: int, attn_sink: Tensor | None
     ) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
-        """``forward``, and fp32 ``[splits, H, 515]`` for each row that had several splits, None for the others.
+        """``forward``, and fp32 ``[splits, H, 514]`` for each row that had several splits, None for the others.
 
-        Of each split and head the 512 sums, not yet divided, then the maximum (base 2), the sum of the weights, and
-        the sum that divides (``splits.normaliser``).
+        Of each split and head the 512 sums, not yet divided, then the maximum (base 2) and the sum of the weights.
         """
         with _recorded() as rows:
             out, lse = self.forward(q, batch, compress_ratio, attn_sink)

@@ -23,7 +23,7 @@ from dsv4_triton.target import TARGETS, Target
 ATTENTION_POINTERS = {
     "q": "*bf16", "out": "*bf16", "lse": "*fp32", "sink": "*fp32", "scale": "fp32", "index": "*i32", "lengths": "*i32",
     "extra_index": "*i32", "extra_lengths": "*i32", "partial": "*fp32", "cache": "*u8", "extra_cache": "*u8",
-    "weights": "*bf16", "stats": "*fp32",
+    "scores": "*fp32", "tops": "*fp32",
 }  # fmt: skip
 STORE_POINTERS = {"k": "*i16", "loc": "*i64", "mapping": "*i64", "pool": "*u8", "slots": "*i64", "out": "*bf16"}
 
@@ -92,17 +92,17 @@ def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, A
 
 
 def _hopper_variants() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
-    """Rows of one split, and of several; few rows: weights for 64 and 128 heads, sums of 32 and 64 columns."""
+    """Rows of one split, and of several; few rows: scores for 64 and 128 heads, sums of 32 and 64 columns."""
     from dsv4_triton import hopper, hopper_add, hopper_few
 
     found = {}
     for halves in (1, 2):
-        constexprs = {"HEAD_BLOCKS": halves, **hopper_few.WEIGH_REGISTERS}
-        found[f"hopper_weigh_{64 * halves}"] = (
-            hopper_few.weigh_blocks,
+        constexprs = {"HEAD_BLOCKS": halves, **hopper_few.SCORE_REGISTERS}
+        found[f"hopper_score_{64 * halves}"] = (
+            hopper_few.score_blocks,
             ATTENTION_POINTERS,
             constexprs,
-            hopper_few.WEIGH_OPTIONS,
+            hopper_few.SCORE_OPTIONS,
         )
     for columns, ring in hopper_add.RING.items():
         constexprs = {"COLUMNS": columns, "RING": ring, **hopper_few.ADD_REGISTERS}

@@ -131,7 +131,7 @@ def attend(
 
     if splits == 1:
         sinks = tl.load(sink + h, mask=h < heads * ((given >> 2) & 1), other=float("-inf"))
-        factor, row_lse = normaliser(top, total, total, sinks)
+        factor, row_lse = normaliser(top, total, sinks)
         tl.store(lse + b * l_b + s * l_s + h * l_h, row_lse, mask=real)
         out_row = b * o_b + s * o_s + h.to(tl.int64) * o_h
         if ALIGNED:
@@ -139,11 +139,10 @@ def attend(
         for j in tl.static_range(PARTS):
             column = part_start(PARTS, j) + tl.arange(0, part_width(PARTS, j))
             tl.store((out + out_row)[:, None] + column[None, :], fp32_to_bf16(acc[j] * factor[:, None]), mask=mask)
-    else:  # partial: [rows, splits, heads, 516], an accumulator, maximum, both sums, a word of padding
+    else:  # partial: [rows, splits, heads, 516], an accumulator, then maximum and sum (two words of padding)
         left = partial + ((local.to(tl.int64) * partial_splits + split) * heads + h) * 516
         tl.store(left + 512, top, mask=real)
         tl.store(left + 513, total, mask=real)
-        tl.store(left + 514, total, mask=real)
         for j in tl.static_range(PARTS):
             column = part_start(PARTS, j) + tl.arange(0, part_width(PARTS, j))
             tl.store(left[:, None] + column[None, :], acc[j], mask=mask)

@@ -41,7 +41,6 @@ def combine(
     column = tl.arange(0, 512)[None, :]
     top = tl.full([HEADS], float("-inf"), tl.float32)
     total = tl.zeros([HEADS], tl.float32)
-    divisor = tl.zeros([HEADS], tl.float32)
     acc = tl.zeros([HEADS, 512], tl.float32)
     i = splits * 0
     while i < splits:
@@ -52,12 +51,11 @@ def combine(
         keep = tl.exp2(top - shift)
         weight = tl.exp2(split_top - shift)
         total = total * keep + tl.load(at + 513) * weight
-        divisor = divisor * keep + tl.load(at + 514) * weight
         acc = acc * keep[:, None] + tl.load(at[:, None] + column) * weight[:, None]
         top = new_top
         i += 1
     sinks = tl.load(sink + h, mask=h < heads * ((given >> 2) & 1), other=float("-inf"))
-    factor, row_lse = normaliser(top, total, divisor, sinks)
+    factor, row_lse = normaliser(top, total, sinks)
     tl.store(lse + b * l_b + s * l_s + h * l_h, row_lse)
     out_row = b * o_b + s * o_s + h.to(tl.int64) * o_h
     if ALIGNED:

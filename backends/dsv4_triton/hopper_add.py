@@ -1,8 +1,8 @@
 # ruff: noqa: N803, RUF005, RUF059 - constexpr names are upper case, and Gluon compiles a subset of Python
-"""Few rows, the second of two kernels: weights times keys over all blocks of a row, a few columns a program.
+"""Few rows, the second of two kernels: softmax over all blocks of a row, weights times keys, a few columns a program.
 
-It is launched beside the first one, and has decoded its columns of all keys of the row before that one is done. Eight
-warps do so, and then bring the weights of block after block under the maximum so far; four warps add up.
+It is launched beside the first one, and has decoded its columns of all keys of the row before that one is done. Two
+roles of four warps do so, and then make weights of scores, each of every second block; four warps add up.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from dsv4_triton.hopper_keys import decoded, words_of
 from dsv4_triton.hopper_layouts import (
     BLOCK,
     MOST_BLOCKS,
-    PIECES_8,
+    PIECES,
     PIECES_32,
     PLAIN,
-    PREPARED,
-    PREPARED_HEADS,
+    SCORES,
+    STORED_SCORES,
     WEIGHTS,
-    WORDS_8,
+    WORDS,
     WORDS_32,
     thread_barrier,
     wait_for_previous,
 )
 from dsv4_triton.hopper_notes import address_of, factors_of
-from dsv4_triton.hopper_softmax import joined, scaled
-from dsv4_triton.numerics import LN2, LOG2E
+from dsv4_triton.hopper_softmax import finish, weigh
 
 #: blocks of weights in shared memory, by columns; beside them are the keys of MOST_BLOCKS blocks
 RING = {32: 14, 64: 6}
-#: steps of keys that are on their way at once
-AT_ONCE = gl.constexpr(10)
-#: blocks of weights that are
-AHEAD = gl.constexpr(6)
+#: steps of keys that a role has on their way at once
+AT_ONCE = gl.constexpr(5)
+#: blocks of scores that it has
+AHEAD = gl.constexpr(3)
+FIRST = gl.constexpr(0)
+SECOND = gl.constexpr(1)
 
 
 @gluon.jit
@@ -61,17 +62,17 @@ def _slots_of(row, step, LAYOUT: gl.constexpr, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def _fill(row, lists, tiles, slice_, COLUMNS: gl.constexpr, ROPE: gl.constexpr, FIRST: gl.constexpr):
-    """Columns of AT_ONCE steps of keys from step FIRST into shared memory."""
-    words: gl.constexpr = WORDS_32 if COLUMNS == 32 else WORDS_8
-    pieces: gl.constexpr = PIECES_32 if COLUMNS == 32 else PIECES_8
+def _fill(row, lists, tiles, slice_, COLUMNS: gl.constexpr, ROPE: gl.constexpr, START: gl.constexpr):
+    """Columns of AT_ONCE steps of keys, every second from step START, into shared memory."""
+    words: gl.constexpr = WORDS_32 if COLUMNS == 32 else WORDS
+    pieces: gl.constexpr = PIECES_32 if COLUMNS == 32 else PIECES
     key_layout: gl.constexpr = gl.SliceLayout(1, words)
     place_layout: gl.constexpr = gl.SliceLayout(1, pieces)
     keys: gl.constexpr = words.shape[0]
     steps = (row[2] * BLOCK + keys - 1) // keys
     slots = ()
     for j in gl.static_range(AT_ONCE):
-        slots = slots + (_slots_of(row, FIRST + j, key_layout, keys),)
+        slots = slots + (_slots_of(row, START + 2 * j, key_layout, keys),)
     x = ()
     codes = ()
     counts = ()
@@ -90,8 +91,8 @@ def _fill(row, lists, tiles, slice_, COLUMNS: gl.constexpr, ROPE: gl.constexpr, 
             codes = codes + (code,)
             x = x + (words_of(place, at, pieces, words),)
     for j in gl.static_range(AT_ONCE):
-        if FIRST + j < steps:
-            tile = tiles.index(FIRST + j)
+        if START + 2 * j < steps:
+            tile = tiles.index(START + 2 * j)
             if ROPE:
                 here = gl.expand_dims(counts[j], 1)
                 tile.slice(0, COLUMNS // 4, 1).store(gl.where(here, x[2 * j], 0))
@@ -104,69 +105,72 @@ def _fill(row, lists, tiles, slice_, COLUMNS: gl.constexpr, ROPE: gl.constexpr, 
 
 @gluon.jit
 def _prepare(
-    row, lists, tiles, slice_, weights, stats, ring, hand, bars, COLUMNS: gl.constexpr, RING: gl.constexpr,
+    TURN: gl.constexpr, row, lists, tiles, slice_, scores, tops, scale, ring, hand, bars,
+    COLUMNS: gl.constexpr, RING: gl.constexpr,
 ):  # fmt: skip
-    """The role of eight warps: the keys, then the weights of block after block, AHEAD of them asked for at once."""
+    """A role of four warps: half of the keys, then weights of every second block, AHEAD of them asked for at once."""
     filled, full, empty = bars
     blocks = row[2]
     if slice_ >= 448 // COLUMNS:
-        _fill(row, lists, tiles, slice_, COLUMNS, True, 0)
+        _fill(row, lists, tiles, slice_, COLUMNS, True, TURN)
         if COLUMNS == 64:
-            _fill(row, lists, tiles, slice_, COLUMNS, True, AT_ONCE)
+            _fill(row, lists, tiles, slice_, COLUMNS, True, TURN + 2 * AT_ONCE)
     else:
-        _fill(row, lists, tiles, slice_, COLUMNS, False, 0)
+        _fill(row, lists, tiles, slice_, COLUMNS, False, TURN)
         if COLUMNS == 64:
-            _fill(row, lists, tiles, slice_, COLUMNS, False, AT_ONCE)
+            _fill(row, lists, tiles, slice_, COLUMNS, False, TURN + 2 * AT_ONCE)
     mbarrier.arrive(filled, count=1)
     wait_for_previous()
-    top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, PREPARED_HEADS))
-    for i in range(0, blocks, AHEAD):
+    top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
+    for i in range(TURN, blocks, 2 * AHEAD):
         held = ()
         for j in gl.static_range(AHEAD):
-            held = held + (_weights_of(weights, stats, i + j, blocks),)
+            held = held + (_scores_of(scores, tops, i + 2 * j, blocks),)
         for j in gl.static_range(AHEAD):
-            top = _hand_over(held[j], top, i + j, blocks, ring, hand, full, empty, RING)
+            top = _hand_over(held[j], top, i + 2 * j, blocks, scale, ring, hand, full, empty, RING)
 
 
 @gluon.jit
-def _by_head(x):
-    """Weights as they lie in memory -> [64 heads, 64 keys], in the same registers."""
-    x = gl.reshape(x, [4, 4, 8, 4, 2, 2, 2])  # keys: 16s; heads: 16s, 1s; keys: 2s, 8s; heads: 8s; keys: 1s
-    return gl.reshape(gl.permute(x, (1, 5, 2, 0, 4, 3, 6)), [64, BLOCK])
+def _scores_of(scores, tops, block, blocks):
+    """Scores of a block as they lie in memory, its maxima, those of the block before; behind the last, of the last."""
+    held = gl.minimum(block, blocks - 1)
+    heads = gl.arange(0, 64, gl.SliceLayout(1, SCORES))
+    before = gl.load(tops + (gl.maximum(held - 1, 0) * 64 + heads))
+    return (
+        gl.load(scores + (held * 4096 + gl.arange(0, 4096, STORED_SCORES))),
+        gl.load(tops + (held * 64 + heads)),
+        before,
+    )
 
 
 @gluon.jit
-def _weights_of(weights, stats, block, blocks):
-    """Weights of a block, their maxima and both sums; behind the last block, of the last."""
-    held = gl.maximum(gl.minimum(block, blocks - 1), 0)
-    x = gl.load(weights + (held * 4096 + gl.arange(0, 4096, PREPARED)))
-    at = stats + (held * 192 + gl.arange(0, 64, gl.SliceLayout(1, PREPARED_HEADS)))
-    return x, gl.load(at), gl.load(at + 64), gl.load(at + 128)
-
-
-@gluon.jit
-def _hand_over(held, top, block, blocks, ring, hand, full, empty, RING: gl.constexpr):
-    """A block's weights under the maximum so far, the factor of what came before, and its sums; the new maximum."""
-    x, block_top, block_sum, block_total = held
-    new_top, keep, factor = joined(top, block_top)
+def _hand_over(held, top, block, blocks, scale, ring, hand, full, empty, RING: gl.constexpr):
+    """A block's weights under the maximum so far, the factor of what came before, and their sum; the new maximum."""
+    stored, block_top, before = held
     if block < blocks:
+        if block > 0:
+            top = gl.maximum(top, before)
+        s = gl.permute(gl.reshape(stored, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))  # the inverse of stored_scores
+        s = gl.convert_layout(gl.reshape(s, [64, BLOCK]), SCORES, assert_trivial=True)
+        p, keep, top = weigh(s, scale, top, block_top)
         slot = block % RING
         mbarrier.wait(empty.index(slot), ((block // RING) & 1) ^ 1)
-        y = scaled(gl.convert_layout(_by_head(x), PREPARED_HEADS, assert_trivial=True), factor)
-        y = gl.permute(gl.reshape(y, [4, 2, 8, 4, 2, 4, 2]), (3, 0, 2, 5, 4, 1, 6))
-        ring.index(slot).store(gl.convert_layout(gl.reshape(y, [4096]), PREPARED, assert_trivial=True))
+        x = gl.reshape(p.to(gl.bfloat16), [4, 2, 8, 4, 2, 4, 2])  # heads: 16s, 8s, 1s; keys: 16s, 8s, 2s, 1s
+        x = gl.reshape(gl.permute(x, (3, 0, 2, 5, 4, 1, 6)), [4096])
+        ring.index(slot).store(gl.convert_layout(x, WEIGHTS, assert_trivial=True))
         hand[0].index(slot).store(keep)
-        hand[1].index(slot).store(new_top)
-        hand[2].index(slot).store(block_sum * factor)
-        hand[3].index(slot).store(block_total * factor)
+        hand[1].index(slot).store(top)
+        hand[2].index(slot).store(gl.sum(p, 1))
         mbarrier.arrive(full.index(slot), count=1)
-    return new_top
+    return top
 
 
 @gluon.jit
 def _operand(x, OPERAND: gl.constexpr):
-    """Weights as they lie in memory as wgmma's first operand."""
-    return gl.convert_layout(_by_head(x), OPERAND, assert_trivial=True)
+    """Weights as they lie in shared memory as wgmma's first operand."""
+    x = gl.reshape(x, [4, 4, 8, 4, 2, 2, 2])  # keys: 16s; heads: 16s, 1s; keys: 2s, 8s; heads: 8s; keys: 1s
+    x = gl.reshape(gl.permute(x, (1, 5, 2, 0, 4, 3, 6)), [64, BLOCK])
+    return gl.convert_layout(x, OPERAND, assert_trivial=True)
 
 
 @gluon.jit
@@ -175,16 +179,15 @@ def _sums(
 ):  # fmt: skip
     """The role of four warps: weights times keys, and the output."""
     filled, full, empty = bars
-    keeps, tops, sums, totals = hand
+    keeps, tops, sums = hand
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     rows: gl.constexpr = gl.SliceLayout(1, layout)
     h = gl.arange(0, 64, rows)
     sinks = gl.load(sink + h, mask=(h >= 0) & ((given & 4) != 0), other=float("-inf"))
     acc = gl.zeros([64, COLUMNS], gl.float32, layout)
-    rounded = gl.zeros([64], gl.float32, rows)
-    total = rounded
-    top = rounded
+    total = gl.zeros([64], gl.float32, rows)
+    top = total
     mbarrier.wait(filled, 0)
     fence_async_shared()
     thread_barrier()
@@ -196,8 +199,7 @@ def _sums(
             keep = keeps.index(slot).load(rows)
             acc = acc * gl.expand_dims(keep, 1)
             token = warpgroup_mma(p, tiles.index(i), acc, is_async=True)
-            rounded = rounded * keep + sums.index(slot).load(rows)
-            total = total * keep + totals.index(slot).load(rows)
+            total = gl.fma(total, keep, sums.index(slot).load(rows))
             top = tops.index(slot).load(rows)
             mbarrier.arrive(empty.index(slot), count=1)
             after = gl.minimum(i + 1, blocks - 1)
@@ -205,12 +207,8 @@ def _sums(
             next_p = _operand(ring.index(after % RING).load(WEIGHTS), operand)
             acc, p = warpgroup_mma_wait(0, deps=[token, p])
             p = next_p
-    # a sum of 0 tells an empty row and is false for NaN: a poisoned row must not come out as zeros
-    vacant = total == 0.0
-    weight = gl.exp2(sinks * LOG2E - gl.where(vacant, 0.0, top))
-    factor = gl.where(vacant, 0.0, 1.0 / (gl.where(vacant, 1.0, rounded) + weight))
+    factor, row_lse = finish(top, total, sinks)
     if slice_ == 0:
-        row_lse = gl.where(vacant, float("inf"), (top + gl.log2(gl.where(vacant, 1.0, total))) * LN2)
         gl.store(lse + h.to(gl.int64) * l_h, row_lse)
     y = (acc * gl.expand_dims(factor, 1)).to(gl.bfloat16)
     column = gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(0, layout)), 0) + slice_ * COLUMNS
@@ -225,11 +223,11 @@ def add_blocks(
     out, o_b, o_s, o_h, lse, l_b, l_s, l_h, sink, seq, row_blocks, halves,
     cache, shift, stride, capacity, index, i_b, i_s, lengths, width,
     extra_cache, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, extra_lengths, extra_width,
-    given, weights, stats, COLUMNS: gl.constexpr, RING: gl.constexpr, PREPARE_REGISTERS: gl.constexpr,
+    given, scores, tops, scale, COLUMNS: gl.constexpr, RING: gl.constexpr, PREPARE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """COLUMNS columns of the output of 64 heads of a row; the first program of these also has their lse.
 
-    Arguments as ``hopper_weigh.weigh_blocks`` has them. A row has MOST_BLOCKS blocks at most.
+    Arguments as ``hopper_score.score_blocks`` has them. A row has MOST_BLOCKS blocks at most.
     """
     slices: gl.constexpr = 512 // COLUMNS
     item = gl.program_id(0) // slices
@@ -242,8 +240,8 @@ def add_blocks(
     words = cache.to(gl.pointer_type(gl.int32), bitcast=True)
     extra_words = extra_cache.to(gl.pointer_type(gl.int32), bitcast=True)
     lists = (words, extra_words, shift, extra_shift, stride, extra_stride, capacity, extra_capacity)
-    weights += item.to(gl.int64) * row_blocks * 4096
-    stats += item.to(gl.int64) * row_blocks * 192
+    scores += item.to(gl.int64) * row_blocks * 4096
+    tops += item.to(gl.int64) * row_blocks * 64
     out += (offset_of(b, o_b, s, o_s) + half.to(gl.int64) * 64 * o_h) * 8
     lse += offset_of(b, l_b, s, l_s) + half.to(gl.int64) * 64 * l_h
     sink += half * 64
@@ -254,9 +252,8 @@ def add_blocks(
         gl.int32, [MOST_BLOCKS * BLOCK // keys_a_step, keys_a_step, COLUMNS // 2], gl.NVMMASharedLayout(swizzle, 32, 2)
     )
     ring = gl.allocate_shared_memory(gl.bfloat16, [RING, 4096], PLAIN)
-    # factors of what came before, maxima, sums of weights as rounded, and not
+    # of each block: the factor of what came before, the maximum with it, the sum of its weights
     hand = (
-        gl.allocate_shared_memory(gl.float32, [RING, 64], PLAIN),
         gl.allocate_shared_memory(gl.float32, [RING, 64], PLAIN),
         gl.allocate_shared_memory(gl.float32, [RING, 64], PLAIN),
         gl.allocate_shared_memory(gl.float32, [RING, 64], PLAIN),
@@ -264,7 +261,7 @@ def add_blocks(
     filled = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(filled, count=1)
+    mbarrier.init(filled, count=2)
     for i in gl.static_range(RING):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
@@ -279,9 +276,17 @@ def add_blocks(
             ),
             (
                 _prepare,
-                (held, lists, words_of_tiles, slice_, weights, stats, ring, hand, bars, COLUMNS, RING),
+                (
+                    FIRST, held, lists, words_of_tiles, slice_, scores, tops, scale, ring, hand, bars, COLUMNS, RING,
+                ),
+            ),
+            (
+                _prepare,
+                (
+                    SECOND, held, lists, words_of_tiles, slice_, scores, tops, scale, ring, hand, bars, COLUMNS, RING,
+                ),
             ),
         ],
-        [8],
-        [PREPARE_REGISTERS],
+        [4, 4],
+        [PREPARE_REGISTERS, PREPARE_REGISTERS],
     )  # fmt: skip

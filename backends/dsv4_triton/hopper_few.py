@@ -1,6 +1,6 @@
 """Few rows on Hopper: two kernels that share a row among many programs, with the bits of the one for many rows.
 
-The first makes weights of blocks of keys, the second adds up weights times keys, a few columns a program. The second
+The first makes scores of blocks of keys, the second weights of them, and adds up, a few columns a program. The second
 is launched beside the first (programmatic dependent launch), decodes its keys meanwhile, and waits before it reads what
 the first wrote.
 """
@@ -15,12 +15,12 @@ import triton
 from dsv4_triton.arguments import KeyList
 from dsv4_triton.hopper_add import RING, add_blocks
 from dsv4_triton.hopper_layouts import BLOCK_N, HEADS
-from dsv4_triton.hopper_weigh import weigh_blocks
+from dsv4_triton.hopper_score import score_blocks
 from dsv4_triton.workload import LOG2E, Workload
 
 #: registers of a thread by role; the default role gets what is left of what the whole is compiled for
-WEIGH_REGISTERS = {"SCORES_REGISTERS": 112, "GATHER_REGISTERS": 136}
-WEIGH_OPTIONS = {"num_warps": 4, "maxnreg": 128}
+SCORE_REGISTERS = {"SCORES_REGISTERS": 112, "GATHER_REGISTERS": 136}
+SCORE_OPTIONS = {"num_warps": 4, "maxnreg": 128}
 ADD_REGISTERS = {"PREPARE_REGISTERS": 168}
 ADD_OPTIONS = {"num_warps": 4, "maxnreg": 168}
 
@@ -46,15 +46,15 @@ def launch_few(
     row_blocks = triton.cdiv(main.width, BLOCK_N) + (triton.cdiv(extra.width, BLOCK_N) if extra else 0)
     columns, programs = shares(rows, halves, row_blocks, processors)
     blocks = rows * halves * row_blocks
-    weights = torch.empty(blocks * HEADS * BLOCK_N, dtype=torch.bfloat16, device=q.device)
-    stats = torch.empty(blocks * 3 * HEADS, dtype=torch.float32, device=q.device)
-    weigh_blocks[(rows * programs,)](
+    scores = torch.empty(blocks * HEADS * BLOCK_N, dtype=torch.float32, device=q.device)
+    tops = torch.empty(blocks * HEADS, dtype=torch.float32, device=q.device)
+    score_blocks[(rows * programs,)](
         q, *(n // 8 for n in q.stride()[:3]), scale * LOG2E, q.shape[1], programs, row_blocks, *lists, work.given,
-        weights, stats, HEAD_BLOCKS=halves, **WEIGH_REGISTERS, **WEIGH_OPTIONS,
+        scores, tops, HEAD_BLOCKS=halves, **SCORE_REGISTERS, **SCORE_OPTIONS,
     )  # fmt: skip
     add_blocks[(rows * halves * (512 // columns),)](
         out, *(n // 8 for n in out.stride()[:3]), lse, *lse.stride(), work.sinks, q.shape[1], row_blocks, halves,
-        *lists, work.given, weights, stats, COLUMNS=columns, RING=RING[columns],
+        *lists, work.given, scores, tops, scale * LOG2E, COLUMNS=columns, RING=RING[columns],
         **ADD_REGISTERS, **ADD_OPTIONS, launch_pdl=True,
     )  # fmt: skip
 

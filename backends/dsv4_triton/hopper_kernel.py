@@ -3,14 +3,13 @@
 
 One item of work is (query row, 64 heads, split); a block is 64 keys. Four roles of four warps:
 ``gather`` fetches packed rows in 16-byte pieces, decodes e4m3 to bf16 in registers and leaves them in shared memory;
-``scores`` multiplies them with the queries and has the online softmax (``hopper_softmax``);
+``scores`` multiplies them with the queries and has the online softmax;
 ``sums`` twice, for half of the columns each, adds up probabilities times keys; one of them notes for ``gather`` where
 coming keys are.
 
 A row's bits depend on its lists and lengths alone, cut into blocks and splits of fixed size, as in
 ``attention_kernel``. The grid only decides who works on what: a program takes items ``pid, pid + programs, ...``, so
-that the next item's first keys arrive while the last one drains. Where there are few items, ``hopper_few`` shares a row
-among many programs instead, with the same bits.
+that the next item's first keys arrive while the last one drains.
 
 Keys that do not count are zeros with a score of -inf. A key with an e4m3 NaN has a score of NaN, which the softmax
 spreads to every head and column, as NaN * q would; a scale byte of 255 becomes a factor of NaN and does so by itself.
@@ -65,7 +64,6 @@ def attend(
         gl.allocate_shared_memory(gl.float32, [2, 64], PLAIN),
         gl.allocate_shared_memory(gl.float32, [2, 64], PLAIN),
         gl.allocate_shared_memory(gl.float32, [2, 64], PLAIN),
-        gl.allocate_shared_memory(gl.float32, [2, 64], PLAIN),
     )
     notes = (
         gl.allocate_shared_memory(gl.int64, [NOTED, BLOCK], PLAIN),
@@ -78,12 +76,10 @@ def attend(
     ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     noted = gl.allocate_shared_memory(gl.int64, [NOTED, 1], mbarrier.MBarrierLayout())
-    finished = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
-        mbarrier.init(finished.index(i), count=1)
     for i in gl.static_range(NOTED):
         mbarrier.init(noted.index(i), count=1)
     fence_async_shared()
@@ -98,7 +94,7 @@ def attend(
     output = (out, o_b, o_s, o_h)
     lse_output = (lse, l_b, l_s, l_h)
     indices = (index, extra_index, i_b, i_s, e_b, e_s)
-    bars = (full, ready, empty, noted, finished)
+    bars = (full, ready, empty, noted)
     heads = HEAD_BLOCKS * 64
     gl.warp_specialize(
         [

@@ -179,7 +179,7 @@ def _put_block(x, place, next_places, factors, fill_of, tiles, bias, stage, TWIC
 @gluon.jit
 def gather(tiles, biases, notes, bars, items):
     """All blocks that are noted, one after the other through two stages of shared memory."""
-    full, ready, empty, noted, finished = bars
+    full, ready, empty, noted = bars
     places, factors, fills, owners, large = notes
     mbarrier.wait(noted.index(0), 0)
     place = places.index(0).load(PIECE_KEYS)

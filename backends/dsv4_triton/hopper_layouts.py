@@ -11,7 +11,7 @@ from dsv4_triton import workload
 BLOCK_N = 64
 #: query heads an item
 HEADS = 64
-#: as ``workload`` lays out the workspace: 512 sums, the maximum, two totals, one of padding
+#: as ``workload`` lays out the workspace: 512 sums, the maximum, the total, two of padding
 PARTIAL_WORDS = gl.constexpr(workload.PARTIAL_WORDS)
 #: Blocks whose places are noted at once: the one that is decoded, the one behind it whose bytes are on their way, the
 #: one that is noted meanwhile, and one between the two.
@@ -56,37 +56,27 @@ PIECES_8 = gl.constexpr(
         [], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0], [32, 0]], [], [BLOCK_N, 4]
     )
 )
-# Weights of 64 heads and 64 keys in memory, [4096]: for each 16 keys 16 bytes of every thread of four warps.
+# Scores of 64 heads and 64 keys in memory, [4096]: 16 bytes of every thread of four warps for each 8 keys.
+STORED_SCORES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[1], [2], [512], [1024], [2048]], [[4], [8], [16], [32], [64]], [[128], [256]], [], [4096]
+    )
+)
+# Weights in shared memory, [4096], as wgmma takes a first operand: 16 bytes of every thread for each 16 keys.
 WEIGHTS = gl.constexpr(
     gl.DistributedLinearLayout(
         [[1], [2], [4], [1024], [2048]], [[8], [16], [32], [64], [128]], [[256], [512]], [], [4096]
     )
 )
-# The same over eight warps.
-PREPARED = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[1], [2], [4], [2048]], [[8], [16], [32], [64], [128]], [[256], [512], [1024]], [], [4096]
-    )
-)
-# The same registers as [heads, keys].
-PREPARED_HEADS = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[0, 1], [8, 0], [0, 8], [0, 32]],
-        [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
-        [[16, 0], [32, 0], [0, 16]],
-        [],
-        [64, BLOCK_N],
-    )
-)
-# As WORDS_8 and PIECES_8, 32 bytes of 128 keys.
+# As WORDS and PIECES, 32 bytes of 128 keys.
 WORDS_32 = gl.constexpr(
     gl.DistributedLinearLayout(
-        [[0, 1], [0, 2]], [[0, 4], [1, 0], [2, 0], [4, 0], [8, 0]], [[16, 0], [32, 0], [64, 0]], [], [2 * BLOCK_N, 8]
+        [[0, 1], [0, 2], [64, 0]], [[0, 4], [1, 0], [2, 0], [4, 0], [8, 0]], [[16, 0], [32, 0]], [], [2 * BLOCK_N, 8]
     )
 )
 PIECES_32 = gl.constexpr(
     gl.DistributedLinearLayout(
-        [], [[0, 1], [1, 0], [2, 0], [4, 0], [8, 0]], [[16, 0], [32, 0], [64, 0]], [], [2 * BLOCK_N, 2]
+        [[64, 0]], [[0, 1], [1, 0], [2, 0], [4, 0], [8, 0]], [[16, 0], [32, 0]], [], [2 * BLOCK_N, 2]
     )
 )
 # Queries and outputs [heads, channels] in pieces of 16 bytes.

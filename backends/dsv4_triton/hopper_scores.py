@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from dsv4_triton.hopper_items import item_lengths, item_place, item_span, offset_of, unknown
 from dsv4_triton.hopper_layouts import ROWS, SCORES, thread_barrier
-from dsv4_triton.hopper_softmax import joined, scaled, weigh
+from dsv4_triton.hopper_softmax import block_maximum, weigh
 
 
 @gluon.jit
@@ -55,13 +55,12 @@ def scores(
 ):  # fmt: skip
     """All blocks of this program's items, from keys in shared memory to probabilities in shared memory.
 
-    ``hand`` takes, for each of two stages, bf16 probabilities [heads, keys] and per head the factor of what came
-    before; and for each of two items per head the maximum and both sums, in base 2.
+    ``hand`` takes, for each of the two stages, bf16 probabilities [heads, keys] and per head the factor of what came
+    before, the maximum and the total of the item so far, in base 2.
     """
-    probabilities, keeps, tops, sums, totals = hand
-    full, ready, empty, noted, finished = bars
+    probabilities, keeps, tops, totals = hand
+    full, ready, empty, noted = bars
     done = 0
-    turn = 0
     n, extra = item_lengths(rows, gl.program_id(0), SPLIT, HEAD_BLOCKS)
     _copy_query(q, q_strides, item_place(rows, gl.program_id(0), SPLIT, HEAD_BLOCKS), query)
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
@@ -70,8 +69,7 @@ def scores(
         after = gl.minimum(item + gl.num_programs(0), items - 1)
         n, extra = item_lengths(rows, after, SPLIT, HEAD_BLOCKS)
         top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-        rounded = gl.zeros([64], gl.float32, gl.SliceLayout(1, SCORES))
-        total = rounded
+        total = gl.zeros([64], gl.float32, gl.SliceLayout(1, SCORES))
         async_copy.wait_group(0)
         fence_async_shared()
         thread_barrier()
@@ -86,21 +84,14 @@ def scores(
                 thread_barrier()
                 _copy_query(q, q_strides, item_place(rows, after, SPLIT, HEAD_BLOCKS), query)
             bias = gl.expand_dims(biases.index(stage).load(gl.SliceLayout(0, SCORES)), 0)
-            weights, block_top, value, p = weigh(gl.where(bias == 0.0, s, bias), scale)
-            top, keep, factor = joined(top, block_top)
-            probabilities.index(stage).store(scaled(weights, factor))
+            s = gl.where(bias == 0.0, s, bias)
+            p, keep, top = weigh(s, scale, top, block_maximum(s, scale))
+            total = gl.fma(total, keep, gl.sum(p, 1))
+            probabilities.index(stage).store(p.to(gl.bfloat16))
             keeps.index(stage).store(keep)
+            tops.index(stage).store(top)
+            totals.index(stage).store(total)
             mbarrier.arrive(ready.index(stage), count=1)
-            # behind the arrival: sums are not needed before the item's end
-            rounded = rounded * keep + gl.sum(value, 1) * factor
-            total = total * keep + gl.sum(p, 1) * factor
             done += 1
-        if count > 0:
-            # The item before the last one is out: its stage, which it gives back when it is, has been filled again.
-            tops.index(turn & 1).store(top)
-            sums.index(turn & 1).store(rounded)
-            totals.index(turn & 1).store(total)
-            mbarrier.arrive(finished.index(turn & 1), count=1)
-            turn += 1
         if (count == 0) & (item + gl.num_programs(0) < items):
             _copy_query(q, q_strides, item_place(rows, after, SPLIT, HEAD_BLOCKS), query)

@@ -1,11 +1,7 @@
-"""The softmax of the Hopper kernels: weights by blocks of keys, joined by powers of two.
+"""The online softmax of the Hopper kernels, in base 2: blocks of keys one after the other, whoever makes them.
 
-A weight is ``exp2(score - m)`` in bf16, where m is its block's maximum rounded up to an integer. Blocks are joined
-under the maximum so far, an integer as well: that takes products with powers of two, which are exact. So a row has the
-same bits whether its blocks are weighed one after the other by one program, or by many at once.
-
-The sum that divides the output is of weights as rounded, so that a row with one key gives exactly that key. The sum in
-the lse is of weights as they were.
+Many rows: one role has the scores of a row's blocks in turn. Few rows: they come from memory, every second block to one
+of two roles, with their maxima. Both call the same functions on the same layout, so that their bits are the same.
 """
 
 from __future__ import annotations
@@ -14,47 +10,35 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from dsv4_triton.hopper_layouts import SCORES
+from dsv4_triton.numerics import LN2, LOG2E
 
 
 @gluon.jit
-def _rounded(x):
-    """fp32 rounded to bf16, and the same as fp32."""
-    return gl.inline_asm_elementwise(
-        "cvt.rn.bf16x2.f32 $0, $4, $3; shl.b32 $1, $0, 16; and.b32 $2, $0, 0xffff0000;", "=&r,=&f,=&f,f,f", [x],
-        dtype=(gl.bfloat16, gl.float32), is_pure=True, pack=2,
-    )  # fmt: skip
+def block_maximum(s, scale):
+    """Of scores [64 heads, keys]: in base 2, as ``scale`` is positive and includes log2(e); -inf without keys."""
+    return gl.max(s, 1) * scale
 
 
 @gluon.jit
-def weigh(s, scale):
-    """Scores [64 heads, 64 keys] -> bf16 weights, their integer maxima (-inf without keys), weights as fp32, rounded
-    and not. ``scale`` is positive, and includes log2(e).
+def weigh(s, scale, top, block_top):
+    """Weights of a block under the maximum so far, the factor of what came before, the new maximum.
+
+    Scores [64 heads, 64 keys] are scaled on their way into the exponent.
     """
-    top = gl.ceil(gl.max(s, 1) * scale)
-    shift = gl.expand_dims(gl.where(top == float("-inf"), 0.0, top), 1)
-    p = gl.exp2(gl.fma(s, gl.full([64, 64], 1.0, gl.float32, SCORES) * scale, -shift))
-    rounded, value = _rounded(p)
-    return rounded, top, value, p
-
-
-@gluon.jit
-def power(x):
-    """2**x of integers up to 0, as fp32; 0 below the normal range."""
-    return ((gl.maximum(x, -127.0).to(gl.int32) + 127) << 23).to(gl.float32, bitcast=True)
-
-
-@gluon.jit
-def joined(top, block_top):
-    """The maximum with one more block, the factor of what was before and of that block."""
     new_top = gl.maximum(top, block_top)
     shift = gl.where(new_top == float("-inf"), 0.0, new_top)
-    return new_top, power(top - shift), power(block_top - shift)
+    factor = gl.full([64, 64], 1.0, gl.float32, SCORES) * scale
+    return gl.exp2(gl.fma(s, factor, -gl.expand_dims(shift, 1))), gl.exp2(top - shift), new_top
 
 
 @gluon.jit
-def scaled(weights, factor):
-    """bf16 weights [heads, keys] times a power of two for each head."""
-    factor, weights = gl.broadcast(gl.expand_dims(factor.to(gl.bfloat16), 1), weights)
-    return gl.inline_asm_elementwise(
-        "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [weights, factor], dtype=gl.bfloat16, is_pure=True, pack=2
-    )
+def finish(top, total, sinks):
+    """Factor of the sums, and the natural-log lse: 0 and +inf without keys.
+
+    ``total == 0`` tells an empty row and is false for NaN: a poisoned row must not come out as zeros.
+    """
+    vacant = total == 0.0
+    filled = gl.where(vacant, 1.0, total)
+    weight = gl.exp2(sinks * LOG2E - gl.where(vacant, 0.0, top))
+    lse = gl.where(vacant, float("inf"), (top + gl.log2(filled)) * LN2)
+    return gl.where(vacant, 0.0, 1.0 / (filled + weight)), lse

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from dsv4_triton.hopper_items import item_lengths, item_place, item_span, offset_of, unknown
 from dsv4_triton.hopper_layouts import NOTED, PARTIAL_WORDS, PLACES, ROWS, SUMS
 from dsv4_triton.hopper_notes import first_block, locate, next_block, note, slots_of
-from dsv4_triton.numerics import LN2, LOG2E
+from dsv4_triton.hopper_softmax import finish
 
 
 @gluon.jit
@@ -53,12 +53,11 @@ def sums(
     items, SPLIT: gl.constexpr, HEAD_BLOCKS: gl.constexpr, SPLIT_BLOCKS: gl.constexpr,
 ):  # fmt: skip
     """Columns 0..255 (SIDE 0, which also has the lse) or 256..511 (SIDE 1, which also has the notes)."""
-    probabilities, keeps, tops, rounded_sums, totals = hand
-    full, ready, empty, noted, finished = bars
+    probabilities, keeps, tops, totals = hand
+    full, ready, empty, noted = bars
     lse_base, l_b, l_s, l_h = lse
     step = gl.num_programs(0)
     done = 0
-    turn = 0
     if SIDE == 1:
         # Three notes to begin with. All slots, then all scale bytes, so that each kind is waited for once.
         first_cursor = first_block(rows, indices, items, SPLIT, HEAD_BLOCKS, SPLIT_BLOCKS)
@@ -95,6 +94,8 @@ def sums(
         if count > 0:
             acc_a = gl.zeros([64, 128], gl.float32, SUMS)
             acc_b = gl.zeros([64, 128], gl.float32, SUMS)
+            total = gl.zeros([64], gl.float32, gl.SliceLayout(1, SUMS))
+            top = total
             for i in range(count):
                 stage = done & 1
                 if SIDE == 1:
@@ -109,6 +110,8 @@ def sums(
                 mbarrier.wait(ready.index(stage), (done >> 1) & 1)
                 fence_async_shared()
                 keep = keeps.index(stage).load(gl.SliceLayout(1, SUMS))
+                total = totals.index(stage).load(gl.SliceLayout(1, SUMS))
+                top = tops.index(stage).load(gl.SliceLayout(1, SUMS))
                 acc_a = acc_a * gl.expand_dims(keep, 1)
                 acc_b = acc_b * gl.expand_dims(keep, 1)
                 p = probabilities.index(stage)
@@ -117,25 +120,16 @@ def sums(
                 acc_a, acc_b = warpgroup_mma_wait(0, deps=[sums_a, sums_b])
                 mbarrier.arrive(empty.index(stage), count=1, pred=i + 1 < count)
                 done += 1
-            mbarrier.wait(finished.index(turn & 1), (turn >> 1) & 1)
-            rounded = rounded_sums.index(turn & 1).load(gl.SliceLayout(1, SUMS))
-            total = totals.index(turn & 1).load(gl.SliceLayout(1, SUMS))
-            top = tops.index(turn & 1).load(gl.SliceLayout(1, SUMS))
-            # total == 0 tells an empty row and is false for NaN: a poisoned row must not come out as zeros
-            vacant = total == 0.0
-            weight = gl.exp2(sinks * LOG2E - gl.where(vacant, 0.0, top))
-            factor = gl.where(vacant, 0.0, 1.0 / (gl.where(vacant, 1.0, rounded) + weight))
+            factor, row_lse = finish(top, total, sinks)
             if SPLIT:
                 factor = gl.where(splits > 1, 1.0, factor)
             if SIDE == 0:
-                row_lse = gl.where(vacant, float("inf"), (top + gl.log2(gl.where(vacant, 1.0, total))) * LN2)
                 lse_at = lse_base + (offset_of(b, l_b, s, l_s) + h.to(gl.int64) * l_h)
                 if SPLIT:
                     gl.store(lse_at, row_lse, mask=(h >= 0) & (splits == 1))
                     row = ((local.to(gl.int64) * partial_splits + split) * heads + h) * PARTIAL_WORDS
                     gl.store(partial + (row + 512), top, mask=(h >= 0) & (splits > 1))
                     gl.store(partial + (row + 513), total, mask=(h >= 0) & (splits > 1))
-                    gl.store(partial + (row + 514), rounded, mask=(h >= 0) & (splits > 1))
                 else:
                     gl.store(lse_at, row_lse)
             acc_a = acc_a * gl.expand_dims(factor, 1)
@@ -150,4 +144,3 @@ def sums(
                 256 * SIDE + 128, SPLIT,
             )  # fmt: skip
             mbarrier.arrive(empty.index(last), count=1)
-            turn += 1

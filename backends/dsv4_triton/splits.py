@@ -28,15 +28,13 @@ def row_length(lengths, width, given, at):
 
 
 @device_function
-def normaliser(top, total, divisor, sink):
+def normaliser(top, total, sink):
     """Factor of the output and natural-log lse of a row: 0 and +inf without keys; the sink counts for the first only.
-
-    total is the sum of weights, divisor the one that divides: of weights as they were multiplied with the keys.
 
     ``total == 0`` tells an empty row, and is false for NaN: a poisoned row must come out as NaN, not as zero.
     """
     empty = total == 0.0
-    denominator = tl.where(empty, 1.0, divisor + tl.exp2(sink * LOG2E - tl.where(empty, 0.0, top)))
+    denominator = tl.where(empty, 1.0, total + tl.exp2(sink * LOG2E - tl.where(empty, 0.0, top)))
     factor = tl.where(empty, 0.0, 1.0 / denominator)
     lse = tl.where(empty, float("inf"), (top + tl.log2(tl.where(empty, 1.0, total))) * LN2)
     return factor, lse

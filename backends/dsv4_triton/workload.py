@@ -10,8 +10,7 @@ import triton
 from dsv4_triton.arguments import KeyList
 from dsv4_triton.geometry import HEAD_DIM
 
-#: fp32 words a (row, split, head) leaves in the workspace: the accumulator, its maximum, the sum of weights, the sum
-#: that divides (``splits.normaliser``), padding to 16 bytes
+#: fp32 words a (row, split, head) leaves in the workspace: the accumulator, its maximum, its sum, padding to 16 bytes
 PARTIAL_WORDS = HEAD_DIM + 4
 #: Bound of the workspace. Longer batches run in chunks of rows, one after the other in the same workspace.
 WORKSPACE_BYTES = 512 * 1024 * 1024

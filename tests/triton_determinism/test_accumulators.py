@@ -29,7 +29,7 @@ def test_they_make_the_answer(composition, device):
     assert [(row.kind, row.step, row.row) for row in rows] == [("alone", 0, 0), ("long-neighbour", 0, 0)]
     _, answers = drive_composition(SPLIT, composition, DSV4TritonBackend, device)
     for row, answer in zip(rows, answers, strict=True):
-        assert row.values.shape == (2, 16, 515)
+        assert row.values.shape == (2, 16, 514)
         acc, top, total = row.values[..., :512].double(), row.values[..., 512].double(), row.values[..., 513].double()
         weight = torch.exp2(top - top.amax(0))
         mass = (total * weight).sum(0)
@@ -51,7 +51,7 @@ def test_a_row_of_one_split_keeps_none(device):
             return out, lse, rows
 
     drive_accumulators(compose(SPLIT, MATRIX, device, ("short-neighbour",), 1), Watched)
-    assert kept == [[(2, 16, 515), None]]
+    assert kept == [[(2, 16, 514), None]]
 
 
 def test_a_needle_without_any_is_asked_once(device):

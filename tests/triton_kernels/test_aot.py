@@ -32,7 +32,7 @@ def test_kernels_fit(target):
 @pytest.mark.parametrize(
     ("kernel", "threads", "spilled"),
     [
-        ("hopper", 512, 400), ("hopper_split", 512, 400), ("hopper_weigh_64", 512, 0), ("hopper_weigh_128", 512, 0),
+        ("hopper", 512, 400), ("hopper_split", 512, 400), ("hopper_score_64", 512, 0), ("hopper_score_128", 512, 0),
         ("hopper_add_32", 384, 0), ("hopper_add_64", 384, 0),
     ],
 )  # fmt: skip

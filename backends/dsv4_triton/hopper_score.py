@@ -1,8 +1,8 @@
 # ruff: noqa: N803, SIM113 - constexpr names are upper case, and Gluon compiles a subset of Python
-"""Few rows, the first of two kernels: weights of blocks of keys, a row's blocks by any number of programs.
+"""Few rows, the first of two kernels: scores of blocks of keys, a row's blocks by any number of programs.
 
-Two roles of four warps multiply and make weights, of every second block or, with 128 heads, of half of the heads;
-eight warps fetch and decode keys for them, as ``hopper_keys`` does.
+Two roles of four warps multiply, every second block or, with 128 heads, half of the heads; eight warps fetch and decode
+keys for them, as ``hopper_keys`` does.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from dsv4_triton.hopper_layouts import (
     PLAIN,
     ROWS,
     SCORES,
+    STORED_SCORES,
     SWIZZLED,
-    WEIGHTS,
     WORDS_8,
     launch_dependents,
     thread_barrier,
 )
 from dsv4_triton.hopper_notes import factors_of, locate, slots_of
 from dsv4_triton.hopper_scores import multiply
-from dsv4_triton.hopper_softmax import weigh
+from dsv4_triton.hopper_softmax import block_maximum
 
 FIRST = gl.constexpr(0)
 SECOND = gl.constexpr(1)
@@ -108,8 +108,16 @@ def _gather(row, lists, tiles, biases, bars, part, programs, STAGES: gl.constexp
 
 
 @gluon.jit
-def _scores(
-    TURN: gl.constexpr, query, q, q_h, blocks, scale, tiles, biases, bars, part, programs, weights, stats, row_blocks,
+def stored_scores(s):
+    """Scores [64 heads, 64 keys] in the order in which they lie in memory, in the same registers."""
+    s = gl.reshape(s, [4, 2, 8, 8, 4, 2])  # heads: 16s, 8s, 1s; keys: 8s, 2s, 1s
+    s = gl.reshape(gl.permute(s, (3, 0, 2, 4, 1, 5)), [4096])
+    return gl.convert_layout(s, STORED_SCORES, assert_trivial=True)
+
+
+@gluon.jit
+def _score(
+    TURN: gl.constexpr, query, q, q_h, blocks, scale, tiles, biases, bars, part, programs, scores, tops, row_blocks,
     HEAD_BLOCKS: gl.constexpr,
 ):  # fmt: skip
     """Every second block (64 heads), or 64 of the heads of every block (128 heads)."""
@@ -127,8 +135,8 @@ def _scores(
         async_copy.wait_group(0)
         mbarrier.arrive(asked, count=1)
     mbarrier.wait(asked, 0)
-    weights += half * row_blocks.to(gl.int64) * 4096
-    stats += half * row_blocks.to(gl.int64) * 192
+    scores += half * row_blocks.to(gl.int64) * 4096
+    tops += half * row_blocks.to(gl.int64) * 64
     heads = gl.arange(0, 64, gl.SliceLayout(1, SCORES))
     done = 0
     for block in range(part + (TURN - half) * programs, blocks, step * programs):
@@ -139,16 +147,9 @@ def _scores(
         bias = gl.expand_dims(biases.index(stage).load(gl.SliceLayout(0, SCORES)), 0)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(empty.index(stage), count=1)
-        rounded, top, value, p = weigh(gl.where(bias == 0.0, s, bias), scale)
-        to = stats + block * 192 + heads
-        gl.store(to, top)
-        gl.store(to + 64, gl.sum(value, 1))
-        gl.store(to + 128, gl.sum(p, 1))
-        # As wgmma takes a first operand from registers: 16 bytes of each thread for each 16 keys.
-        x = gl.reshape(rounded, [4, 2, 8, 4, 2, 4, 2])  # heads: 16s, 8s, 1s; keys: 16s, 8s, 2s, 1s
-        x = gl.reshape(gl.permute(x, (3, 0, 2, 5, 4, 1, 6)), [4096])
-        x = gl.convert_layout(x, WEIGHTS, assert_trivial=True)
-        gl.store(weights + block * 4096 + gl.arange(0, 4096, WEIGHTS), x)
+        s = gl.where(bias == 0.0, s, bias)
+        gl.store(tops + block * 64 + heads, block_maximum(s, scale))
+        gl.store(scores + block * 4096 + gl.arange(0, 4096, STORED_SCORES), stored_scores(s))
         done += 1
 
 
@@ -156,15 +157,16 @@ def _scores(
     "seq", "q_b", "q_s", "q_h", "i_b", "i_s", "e_b", "e_s", "width", "extra_width", "given", "shift", "extra_shift",
     "stride", "extra_stride", "capacity", "extra_capacity", "programs", "row_blocks",
 ], do_not_specialize_on_alignment=["index", "lengths", "extra_index", "extra_lengths"])  # fmt: skip
-def weigh_blocks(
+def score_blocks(
     q, q_b, q_s, q_h, scale, seq, programs, row_blocks,
     cache, shift, stride, capacity, index, i_b, i_s, lengths, width,
     extra_cache, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, extra_lengths, extra_width,
-    given, weights, stats, HEAD_BLOCKS: gl.constexpr, SCORES_REGISTERS: gl.constexpr, GATHER_REGISTERS: gl.constexpr,
+    given, scores, tops, HEAD_BLOCKS: gl.constexpr, SCORES_REGISTERS: gl.constexpr, GATHER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Weights of the blocks ``part, part + programs, ...`` of a row, and for each head their maximum and both sums.
+    """Scores of the blocks ``part, part + programs, ...`` of a row, -inf for keys that do not count, and their maxima.
 
-    weights: bf16 ``[rows, HEAD_BLOCKS, row_blocks, 4096]``; stats: fp32 ``[rows, HEAD_BLOCKS, row_blocks, 3, 64]``.
+    scores: fp32 ``[rows, HEAD_BLOCKS, row_blocks, 4096]``, not yet scaled; tops: fp32 ``[rows, HEAD_BLOCKS, row_blocks,
+    64]``, scaled (``hopper_softmax.block_maximum``).
     Other arguments are those of ``hopper_kernel.attend``.
     """
     stages: gl.constexpr = 3 - HEAD_BLOCKS
@@ -179,8 +181,8 @@ def weigh_blocks(
     extra_words = extra_cache.to(gl.pointer_type(gl.int32), bitcast=True)
     lists = (words, extra_words, shift, extra_shift, stride, extra_stride, capacity, extra_capacity)
     q += offset_of(b, q_b, s, q_s) * 8
-    weights += row.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 4096)
-    stats += row.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 192)
+    scores += row.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 4096)
+    tops += row.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 64)
     if HEAD_BLOCKS == 2:
         query = (
             gl.allocate_shared_memory(gl.bfloat16, [4, 64, 128], SWIZZLED),
@@ -208,16 +210,16 @@ def weigh_blocks(
     gl.warp_specialize(
         [
             (
-                _scores,
+                _score,
                 (
-                    FIRST, query, q, q_h, blocks, scale, tiles, biases, bars, part, programs, weights, stats,
+                    FIRST, query, q, q_h, blocks, scale, tiles, biases, bars, part, programs, scores, tops,
                     row_blocks, HEAD_BLOCKS,
                 ),
             ),
             (
-                _scores,
+                _score,
                 (
-                    SECOND, query, q, q_h, blocks, scale, tiles, biases, bars, part, programs, weights, stats,
+                    SECOND, query, q, q_h, blocks, scale, tiles, biases, bars, part, programs, scores, tops,
                     row_blocks, HEAD_BLOCKS,
                 ),
             ),
