@@ -14,12 +14,12 @@ from dsv4_matrix.judge import judge
 from dsv4_matrix.modes.drive import drive
 from dsv4_matrix.modes.trace import Trace
 
-TOY = Path(__file__).parents[1] / "meta" / "toy_backend.py"
+TOY = Path(__file__).parents[1] / "meta" / "toy_backend" / "__init__.py"
 
 
 @pytest.fixture(scope="session")
 def toy() -> ModuleType:
-    """tests/meta/toy_backend.py, which is no package."""
+    """tests/meta/toy_backend, whose folder is in no package and on no path."""
     name = "dsv4_matrix_tests_toy_backend"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, TOY)

@@ -122,7 +122,7 @@ def test_a_backend_that_raises_is_an_error_with_its_place_and_frames(name, toy, 
         trace_of(made(make_case, name), toy.broken("raises"))
     text = str(caught.value)
     assert "RuntimeError: the toy backend fails on purpose" in text
-    assert "toy_backend.py:" in text
+    assert "toy_backend/backend.py:" in text
     assert len(text.splitlines()) < 10
     # Messages end up in reports, which hold no machine's paths.
     assert str(Path(toy.__file__).parents[1]) not in text
