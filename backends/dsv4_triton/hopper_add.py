@@ -62,17 +62,16 @@ def _slots_of(row, step, LAYOUT: gl.constexpr, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def _fill(row, lists, tiles, slice_, COLUMNS: gl.constexpr, ROPE: gl.constexpr, START: gl.constexpr):
-    """Columns of AT_ONCE steps of keys, every second from step START, into shared memory."""
+def _fill(row, lists, tiles, slice_, first, steps, COLUMNS: gl.constexpr, ROPE: gl.constexpr):
+    """Columns of AT_ONCE steps of keys, every second from step ``first``, into shared memory."""
     words: gl.constexpr = WORDS_32 if COLUMNS == 32 else WORDS
     pieces: gl.constexpr = PIECES_32 if COLUMNS == 32 else PIECES
     key_layout: gl.constexpr = gl.SliceLayout(1, words)
     place_layout: gl.constexpr = gl.SliceLayout(1, pieces)
     keys: gl.constexpr = words.shape[0]
-    steps = (row[2] * BLOCK + keys - 1) // keys
     slots = ()
     for j in gl.static_range(AT_ONCE):
-        slots = slots + (_slots_of(row, START + 2 * j, key_layout, keys),)
+        slots = slots + (_slots_of(row, first + 2 * j, key_layout, keys),)
     x = ()
     codes = ()
     counts = ()
@@ -91,8 +90,8 @@ def _fill(row, lists, tiles, slice_, COLUMNS: gl.constexpr, ROPE: gl.constexpr, 
             codes = codes + (code,)
             x = x + (words_of(place, at, pieces, words),)
     for j in gl.static_range(AT_ONCE):
-        if START + 2 * j < steps:
-            tile = tiles.index(START + 2 * j)
+        if first + 2 * j < steps:
+            tile = tiles.index(first + 2 * j)
             if ROPE:
                 here = gl.expand_dims(counts[j], 1)
                 tile.slice(0, COLUMNS // 4, 1).store(gl.where(here, x[2 * j], 0))
@@ -111,14 +110,14 @@ def _prepare(
     """A role of four warps: half of the keys, then weights of every second block, AHEAD of them asked for at once."""
     filled, full, empty = bars
     blocks = row[2]
+    keys: gl.constexpr = 4096 // COLUMNS
+    steps = (blocks * BLOCK + keys - 1) // keys
     if slice_ >= 448 // COLUMNS:
-        _fill(row, lists, tiles, slice_, COLUMNS, True, TURN)
-        if COLUMNS == 64:
-            _fill(row, lists, tiles, slice_, COLUMNS, True, TURN + 2 * AT_ONCE)
+        for step in range(TURN, steps, 2 * AT_ONCE):
+            _fill(row, lists, tiles, slice_, step, steps, COLUMNS, True)
     else:
-        _fill(row, lists, tiles, slice_, COLUMNS, False, TURN)
-        if COLUMNS == 64:
-            _fill(row, lists, tiles, slice_, COLUMNS, False, TURN + 2 * AT_ONCE)
+        for step in range(TURN, steps, 2 * AT_ONCE):
+            _fill(row, lists, tiles, slice_, step, steps, COLUMNS, False)
     mbarrier.arrive(filled, count=1)
     wait_for_previous()
     top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
