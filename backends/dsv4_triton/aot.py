@@ -92,8 +92,8 @@ def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, A
 
 
 def _hopper_variants() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
-    """Rows of one split, and of several; few rows: scores for 64 and 128 heads, sums of 32 and 64 columns."""
-    from dsv4_triton import hopper, hopper_add, hopper_few
+    """Rows of one split, and of several; few rows: scores for 64 and 128 heads, and every kind of the second."""
+    from dsv4_triton import hopper, hopper_few
 
     found = {}
     for halves in (1, 2):
@@ -104,14 +104,9 @@ def _hopper_variants() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], d
             constexprs,
             hopper_few.SCORE_OPTIONS,
         )
-    for columns, ring in hopper_add.RING.items():
-        constexprs = {"COLUMNS": columns, "RING": ring, **hopper_few.ADD_REGISTERS}
-        found[f"hopper_add_{columns}"] = (
-            hopper_few.add_blocks,
-            ATTENTION_POINTERS,
-            constexprs,
-            hopper_few.ADD_OPTIONS,
-        )
+    for kind, (constexprs, most) in hopper_few.ADD.items():
+        options = {"num_warps": 4, "maxnreg": most}
+        found[f"hopper_add_{kind}"] = (hopper_few.add_blocks, ATTENTION_POINTERS, constexprs, options)
     for name, split in (("hopper", False), ("hopper_split", True)):
         constexprs = {"SPLIT": split, "HEAD_BLOCKS": 1, "SPLIT_BLOCKS": hopper.SPLIT_BLOCKS, **hopper.REGISTERS}
         found[name] = (hopper.attend, ATTENTION_POINTERS, constexprs, hopper.OPTIONS)

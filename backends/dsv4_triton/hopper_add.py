@@ -35,12 +35,6 @@ from dsv4_triton.hopper_layouts import (
 from dsv4_triton.hopper_notes import address_of, factors_of
 from dsv4_triton.hopper_softmax import finish, weigh
 
-#: blocks of weights in shared memory, by columns; beside them are the keys of MOST_BLOCKS blocks
-RING = {32: 14, 64: 6}
-#: steps of keys that a role has on their way at once
-AT_ONCE = gl.constexpr(5)
-#: blocks of scores that it has
-AHEAD = gl.constexpr(3)
 FIRST = gl.constexpr(0)
 SECOND = gl.constexpr(1)
 
@@ -62,7 +56,7 @@ def _slots_of(row, step, LAYOUT: gl.constexpr, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def _fill(row, lists, tiles, slice_, first, steps, COLUMNS: gl.constexpr, ROPE: gl.constexpr):
+def _fill(row, lists, tiles, slice_, first, steps, COLUMNS: gl.constexpr, ROPE: gl.constexpr, AT_ONCE: gl.constexpr):
     """Columns of AT_ONCE steps of keys, every second from step ``first``, into shared memory."""
     words: gl.constexpr = WORDS_32 if COLUMNS == 32 else WORDS
     pieces: gl.constexpr = PIECES_32 if COLUMNS == 32 else PIECES
@@ -105,19 +99,22 @@ def _fill(row, lists, tiles, slice_, first, steps, COLUMNS: gl.constexpr, ROPE: 
 @gluon.jit
 def _prepare(
     TURN: gl.constexpr, row, lists, tiles, slice_, scores, tops, scale, ring, hand, bars,
-    COLUMNS: gl.constexpr, RING: gl.constexpr,
+    COLUMNS: gl.constexpr, RING: gl.constexpr, AT_ONCE: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
-    """A role of four warps: half of the keys, then weights of every second block, AHEAD of them asked for at once."""
+    """A role of four warps: half of the keys, then weights of every second block.
+
+    AT_ONCE steps of keys, and later AHEAD blocks of scores, are on their way at once.
+    """
     filled, full, empty = bars
     blocks = row[2]
     keys: gl.constexpr = 4096 // COLUMNS
     steps = (blocks * BLOCK + keys - 1) // keys
     if slice_ >= 448 // COLUMNS:
         for step in range(TURN, steps, 2 * AT_ONCE):
-            _fill(row, lists, tiles, slice_, step, steps, COLUMNS, True)
+            _fill(row, lists, tiles, slice_, step, steps, COLUMNS, True, AT_ONCE)
     else:
         for step in range(TURN, steps, 2 * AT_ONCE):
-            _fill(row, lists, tiles, slice_, step, steps, COLUMNS, False)
+            _fill(row, lists, tiles, slice_, step, steps, COLUMNS, False, AT_ONCE)
     mbarrier.arrive(filled, count=1)
     wait_for_previous()
     top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
@@ -222,11 +219,13 @@ def add_blocks(
     out, o_b, o_s, o_h, lse, l_b, l_s, l_h, sink, seq, row_blocks, halves,
     cache, shift, stride, capacity, index, i_b, i_s, lengths, width,
     extra_cache, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, extra_lengths, extra_width,
-    given, scores, tops, scale, COLUMNS: gl.constexpr, RING: gl.constexpr, PREPARE_REGISTERS: gl.constexpr,
+    given, scores, tops, scale, COLUMNS: gl.constexpr, RING: gl.constexpr, AT_ONCE: gl.constexpr,
+    AHEAD: gl.constexpr, PREPARE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """COLUMNS columns of the output of 64 heads of a row; the first program of these also has their lse.
 
-    Arguments as ``hopper_score.score_blocks`` has them. A row has MOST_BLOCKS blocks at most.
+    Arguments as ``hopper_score.score_blocks`` has them. A row has MOST_BLOCKS blocks at most, whose keys are in shared
+    memory beside RING blocks of weights.
     """
     slices: gl.constexpr = 512 // COLUMNS
     item = gl.program_id(0) // slices
@@ -277,12 +276,14 @@ def add_blocks(
                 _prepare,
                 (
                     FIRST, held, lists, words_of_tiles, slice_, scores, tops, scale, ring, hand, bars, COLUMNS, RING,
+                    AT_ONCE, AHEAD,
                 ),
             ),
             (
                 _prepare,
                 (
                     SECOND, held, lists, words_of_tiles, slice_, scores, tops, scale, ring, hand, bars, COLUMNS, RING,
+                    AT_ONCE, AHEAD,
                 ),
             ),
         ],

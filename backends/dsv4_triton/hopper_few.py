@@ -13,7 +13,7 @@ import torch
 import triton
 
 from dsv4_triton.arguments import KeyList
-from dsv4_triton.hopper_add import RING, add_blocks
+from dsv4_triton.hopper_add import add_blocks
 from dsv4_triton.hopper_layouts import BLOCK_N, HEADS
 from dsv4_triton.hopper_score import score_blocks
 from dsv4_triton.workload import LOG2E, Workload
@@ -21,13 +21,21 @@ from dsv4_triton.workload import LOG2E, Workload
 #: registers of a thread by role; the default role gets what is left of what the whole is compiled for
 SCORE_REGISTERS = {"SCORES_REGISTERS": 112, "GATHER_REGISTERS": 136}
 SCORE_OPTIONS = {"num_warps": 4, "maxnreg": 128}
-ADD_REGISTERS = {"PREPARE_REGISTERS": 168}
-ADD_OPTIONS = {"num_warps": 4, "maxnreg": 168}
+#: The second kernel: one program a processor, for least time; two, which wait for memory in turns; or of 64 columns.
+ADD = {
+    "one": ({"COLUMNS": 32, "RING": 14, "AT_ONCE": 5, "AHEAD": 3, "PREPARE_REGISTERS": 168}, 168),
+    "two": ({"COLUMNS": 32, "RING": 2, "AT_ONCE": 3, "AHEAD": 1, "PREPARE_REGISTERS": 80}, 80),
+    "wide": ({"COLUMNS": 64, "RING": 6, "AT_ONCE": 5, "AHEAD": 3, "PREPARE_REGISTERS": 168}, 168),
+}
+PROGRAMS = {"one": 16, "two": 16, "wide": 8}
+PROCESSORS = {"one": 16, "two": 8, "wide": 8}
+OTHERWISE = "wide"
+TURNS = 1
 
 
 def serves(work: Workload, heads: int, processors: int) -> bool:
     """Whether a call is better off here than as one program for 64 heads of a row. Either way it has the same bits."""
-    return work.splits == 1 and work.rows * (heads // HEADS) * (512 // 64) <= processors
+    return work.splits == 1 and work.rows * (heads // HEADS) * PROCESSORS[OTHERWISE] <= TURNS * processors
 
 
 def launch_few(
@@ -44,7 +52,8 @@ def launch_few(
     """``hopper.launch`` for a call that ``serves`` takes; ``lists`` are both key lists as the kernels take them."""
     rows, halves = work.rows, q.shape[2] // HEADS
     row_blocks = triton.cdiv(main.width, BLOCK_N) + (triton.cdiv(extra.width, BLOCK_N) if extra else 0)
-    columns, programs = shares(rows, halves, row_blocks, processors)
+    kind, programs = shares(rows, halves, row_blocks, processors)
+    constexprs, most = ADD[kind]
     blocks = rows * halves * row_blocks
     scores = torch.empty(blocks * HEADS * BLOCK_N, dtype=torch.float32, device=q.device)
     tops = torch.empty(blocks * HEADS, dtype=torch.float32, device=q.device)
@@ -52,20 +61,19 @@ def launch_few(
         q, *(n // 8 for n in q.stride()[:3]), scale * LOG2E, q.shape[1], programs, row_blocks, *lists, work.given,
         scores, tops, HEAD_BLOCKS=halves, **SCORE_REGISTERS, **SCORE_OPTIONS,
     )  # fmt: skip
-    add_blocks[(rows * halves * (512 // columns),)](
+    add_blocks[(rows * halves * PROGRAMS[kind],)](
         out, *(n // 8 for n in out.stride()[:3]), lse, *lse.stride(), work.sinks, q.shape[1], row_blocks, halves,
-        *lists, work.given, scores, tops, scale * LOG2E, COLUMNS=columns, RING=RING[columns],
-        **ADD_REGISTERS, **ADD_OPTIONS, launch_pdl=True,
+        *lists, work.given, scores, tops, scale * LOG2E, **constexprs, num_warps=4, maxnreg=most, launch_pdl=True,
     )  # fmt: skip
 
 
-def shares(rows: int, halves: int, row_blocks: int, processors: int) -> tuple[int, int]:
-    """Columns a program of the second kernel, and programs a row of the first, so that both fit beside each other.
+def shares(rows: int, halves: int, row_blocks: int, processors: int) -> tuple[str, int]:
+    """Kind of the second kernel, and programs a row of the first, so that both fit beside each other.
 
-    32 columns, and a program for each block, where there is room; a few blocks less where that makes room; where it
-    does not, the second kernel's programs have to wait for those of the first in any case.
+    A program for each block, where there is room; a few blocks less where that makes room; where it does not, the
+    second kernel's programs have to wait for those of the first in any case.
     """
-    columns = 32 if rows * row_blocks + rows * halves * 16 <= processors else 64
-    beside = (processors - rows * halves * (512 // columns)) // rows
+    kind = "one" if rows * row_blocks + rows * halves * PROCESSORS["one"] <= processors else OTHERWISE
+    beside = (processors - rows * halves * PROCESSORS[kind]) // rows
     programs = beside if 2 * beside >= row_blocks else processors // rows
-    return columns, max(1, min(row_blocks, programs))
+    return kind, max(1, min(row_blocks, programs))

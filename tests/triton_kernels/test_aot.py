@@ -33,7 +33,7 @@ def test_kernels_fit(target):
     ("kernel", "threads", "spilled"),
     [
         ("hopper", 512, 400), ("hopper_split", 512, 400), ("hopper_score_64", 512, 0), ("hopper_score_128", 512, 0),
-        ("hopper_add_32", 384, 0), ("hopper_add_64", 384, 0),
+        ("hopper_add_one", 384, 0), ("hopper_add_two", 768, 100), ("hopper_add_wide", 384, 0),
     ],
 )  # fmt: skip
 def test_the_hopper_kernels_fit_a_processor(kernel, threads, spilled):

@@ -195,13 +195,13 @@ def test_few_rows_have_the_bits_of_many(
 
 @pytest.mark.parametrize("heads", [64, 128])
 def test_few_rows_shared_among_any_number_of_programs(heads, random_keys, queries, choose_slots, monkeypatch):
-    """Columns of the second kernel and programs of the first decide nothing."""
+    """Programs of the first kernel and kinds of the second decide nothing."""
     from dsv4_triton import hopper_few
 
     main, slots = random_keys(8, 64, live=0.8)
     q, indices = queries(2, heads), choose_slots(slots, 2, 1280, 0.1)
     want = sparse_attention(q, main.view, indices, None, None, SCALE)
-    for share in ((32, 1), (64, 1), (32, 7), (64, 20), (32, 20)):
+    for share in (("one", 1), ("two", 1), ("wide", 1), ("one", 7), ("two", 20), ("wide", 20), ("one", 20)):
         monkeypatch.setattr(hopper_few, "shares", lambda *_, share=share: share)
         for _ in range(5):
             assert same(sparse_attention(q, main.view, indices, None, None, SCALE), want), share

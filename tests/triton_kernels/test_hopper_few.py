@@ -23,23 +23,24 @@ def serves(rows, splits, heads, processors=132):
 @pytest.mark.parametrize("halves", [1, 2])
 @pytest.mark.parametrize("row_blocks", [1, 2, 10, 18, 20])
 def test_programs_of_both_kernels(processors, halves, row_blocks):
+    from dsv4_triton import hopper_few
+
     for rows in range(1, processors // 8 // halves + 1):
-        columns, programs = shares(rows, halves, row_blocks, processors)
-        assert columns in (32, 64)
+        kind, programs = shares(rows, halves, row_blocks, processors)
         assert 1 <= programs <= row_blocks
-        first, second = rows * programs, rows * halves * (512 // columns)
+        first, second = rows * programs, rows * halves * hopper_few.PROCESSORS[kind]
         assert first <= processors, "one after the other they would take several turns"
         assert second <= processors
-        if columns == 32:
-            assert first + second <= processors, "32 columns only where both are there at once"
+        if kind == "one":
+            assert first + second <= processors, "only where both are there at once"
             assert programs == row_blocks
 
 
 def test_one_row_has_a_program_for_each_block():
-    assert shares(1, 1, 18, 132) == (32, 18)
-    assert shares(4, 1, 18, 132) == (64, 18)
-    assert shares(4, 2, 18, 132) == (64, 17), "17 programs a row leave room for the second kernel, 18 do not"
-    assert shares(16, 1, 18, 132) == (64, 8)
+    assert shares(1, 1, 18, 132) == ("one", 18)
+    assert shares(4, 1, 18, 132) == ("wide", 18)
+    assert shares(4, 2, 18, 132) == ("wide", 17), "17 programs a row leave room for the second kernel, 18 do not"
+    assert shares(16, 1, 18, 132) == ("wide", 8)
 
 
 @pytest.mark.parametrize(
