@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dsv4_matrix.judge.truth import Oracle, Truth
 
 _ROWS = 16
+_NAMES = 4
 _CHUNKS = 8
 _TRUNCATED = 0.85
 
@@ -33,6 +34,8 @@ def explanations(
     oracle: Oracle, observation: Observation, others: Sequence[Observation], bad_rows: Sequence[int]
 ) -> list[str]:
     """Sentences such as ``window 127 (rows 3, 5)``, most telling first; empty if nothing known fits.
+
+    At most four names, and last the rows that no known mistake explains: a name for some rows is not one for all.
 
     Args:
         oracle: of the step that was observed.
@@ -51,7 +54,10 @@ def explanations(
             found.setdefault(name, []).append(row)
     for name, row in _misplaced(oracle, observation, bad_rows[:_ROWS]):
         found.setdefault(name, []).append(row)
-    return [f"{name} ({name_rows(rows)})" for name, rows in sorted(found.items(), key=lambda item: -len(item[1]))]
+    names = [f"{name} ({name_rows(rows)})" for name, rows in sorted(found.items(), key=lambda item: -len(item[1]))]
+    named = {row for rows in found.values() for row in rows}
+    unnamed = [row for row in bad_rows[:_ROWS] if row not in named]
+    return [*names[:_NAMES], f"no known mistake in {name_rows(unnamed)}"] if names and unnamed else names[:_NAMES]
 
 
 def name_rows(rows: Sequence[int], most: int = 8) -> str:
@@ -68,7 +74,10 @@ def _output_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str
     candidates.append(("heads in reverse order", truth.out.flip(1)))
     _, heads, width = truth.out.shape
     candidates.append(("[heads, 512] written as [512, heads]", truth.out.mT.reshape(1, heads, width)))
-    candidates += [*short_lists(oracle, truth), *other_scales(oracle, truth)]
+    candidates += short_lists(oracle, truth)
+    if _lse_is_off(truth, answer):
+        # Keys of another size give other scores; under the right ones the output alone is too large or too small.
+        candidates += other_scales(oracle, truth)
     names = [name for name, output in candidates if _fits(truth, answer.out, output)]
     if not names:
         # Two mistakes at once look like one of them where the other weighs little, so that one is told first.
@@ -102,9 +111,12 @@ def _poison(truth: Truth, answer: Answer) -> str:
 
 
 def _truncates(truth: Truth, answer: Answer) -> bool:
-    """Whether nearly every element is the oracle's cut to bf16, where rounding to nearest would cut only half."""
+    """Whether nearly every element is the oracle's cut to bf16, where rounding to nearest would cut only half.
+
+    An element that bf16 holds exactly, as of a row with one key, says nothing about rounding.
+    """
     cut = (truth.out.to(torch.float32).view(torch.int32) & ~0xFFFF).view(torch.float32)
-    return bool(((answer.out == cut).to(torch.float64).mean() > _TRUNCATED) & (answer.out != truth.out).any())
+    return bool(((answer.out == cut) & (cut != truth.out)).to(torch.float64).mean() > _TRUNCATED)
 
 
 def _lse_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str]:
@@ -115,13 +127,16 @@ def _lse_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str]:
         ("lse negated", -truth.lse),
         ("lse -inf instead of +inf for a row without keys", torch.where(truth.lse.isinf(), -torch.inf, truth.lse)),
     ]
-    wrong = absolute_error(answer.lse, truth.lse)
-    out_of_budget = bool((wrong > truth.lse_budget).any())
+    if not _lse_is_off(truth, answer):
+        return []
     return [
-        name
-        for name, lse in candidates
-        if out_of_budget and bool((absolute_error(answer.lse, lse) <= 2 * truth.lse_budget + 1e-6).all())
+        name for name, lse in candidates if bool((absolute_error(answer.lse, lse) <= 2 * truth.lse_budget + 1e-6).all())
     ]
+
+
+def _lse_is_off(truth: Truth, answer: Answer) -> bool:
+    """Whether some log-sum-exp is out of budget."""
+    return bool((absolute_error(answer.lse, truth.lse) > truth.lse_budget).any())
 
 
 def _misplaced(oracle: Oracle, observation: Observation, bad_rows: Sequence[int]) -> list[tuple[str, int]]:

@@ -78,10 +78,10 @@ def judge(
     for observation in observations:
         reason = misfit(observation, scenario.steps[observation.step])
         if reason:
-            return _short(place, "failed", float("inf"), misfit_finding(observation, reason))
+            return _not_passed(place, "failed", float("inf"), misfit_finding(observation, reason))
     unseen = sorted(set(range(len(scenario.steps))) - {observation.step for observation in observations})
     if unseen:
-        return _short(place, "failed", float("inf"), f"no answer was observed for steps {unseen}")
+        return _not_passed(place, "failed", float("inf"), f"no answer was observed for steps {unseen}")
 
     with _one_thread(), torch.no_grad():
         findings = [
@@ -134,7 +134,7 @@ def _conclude(
         also = [f'"{other.leg}" step {other.step}' for other, _ in failing[1:]]
         oracle = findings[observation.step].oracle
         told = failure_finding(oracle, observation, ratios, tolerances, observations, also)
-        return _short(place, "failed", margin, told, weakest)
+        return _not_passed(place, "failed", margin, told, weakest)
     blind = [
         (float(finding.effects[kind, row]), finding.names[kind][1], step, row)
         for step, finding in enumerate(findings)
@@ -142,14 +142,14 @@ def _conclude(
     ]
     if blind:
         shown = [(name, step, row, effect) for effect, name, step, row in sorted(blind)]
-        return _short(place, "insensitive", margin, insensitive_finding(shown, len(blind)), weakest)
+        return _not_passed(place, "insensitive", margin, insensitive_finding(shown, len(blind)), weakest)
     return Verdict("passed", margin, "", weakest=weakest)
 
 
-def _short(
+def _not_passed(
     place: Place, outcome: str, margin: float, finding: str, weakest: Mapping[str, float] | None = None
 ) -> Verdict:
-    """The verdict on a case that did not pass."""
+    """A verdict with its screen: ``finding`` alone, and in the case's message."""
     return Verdict(outcome, margin, place.message(outcome, finding), finding, weakest or {})
 
 

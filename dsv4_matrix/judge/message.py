@@ -91,7 +91,7 @@ def failure_finding(
         _line("failing", name_rows(bad_rows) + f" of {ratios.shape[1]}"),
     ]
     hints = explanations(oracle, observation, others, bad_rows)
-    lines.append(_line("agrees", "with: " + "; ".join(hints[:4]) if hints else "with no known mistake"))
+    lines.append(_line("agrees", "with: " + "; ".join(hints) if hints else "with no known mistake"))
     if bool((absolute_error(truth.out, truth.contract) > tolerance.atol + tolerance.rtol * truth.contract.abs()).any()):
         lines.append(_line("note", "here quantisation alone leaves the contract: the case's keys are too large"))
     if also:

@@ -1,4 +1,4 @@
-"""What rows would have answered over wrong keys: one too few or too many, lists that end too soon, another scale.
+"""What rows would have answered over wrong keys: one too few or too many, lists cut short or missing, another scale.
 
 By attention over those keys. ``sensitivity`` needs none, but its closed forms lose the answer where one key has all
 the weight; they tell how large an effect is, not what a backend would have answered.
@@ -28,14 +28,16 @@ def edited(oracle: Oracle, truth: Truth, edit: Edit) -> Tensor:
 
 
 def short_lists(oracle: Oracle, truth: Truth) -> list[tuple[str, Tensor]]:
-    """Name and output fp64 ``[1, H, 512]`` of one row over a list of compressed entries that ends too soon.
+    """Name and output fp64 ``[1, H, 512]`` of one row over one of its two lists, or with entries cut short.
 
-    Edits of the sight drop the entries with the smallest and the largest number; the C4 list is in the indexer's order,
-    so its last one is neither.
+    Nothing of a row without entries, which has one list. Edits of the sight drop the entries with the smallest and the
+    largest number; the C4 list is in the indexer's order, so its last one is neither.
     """
     tokens, entries = _columns(oracle, truth)
     found = []
     if entries:
+        found.append(("no compressed entry seen", _without(oracle, truth, entries)))
+        found.append(("no token of the window seen", _without(oracle, truth, tokens)))
         found.append(("last compressed entry of the list missing", _without(oracle, truth, entries[-1:])))
     if len(tokens) < len(entries) - 1:
         name = "compressed entries cut to the length of the window's list"
@@ -44,7 +46,10 @@ def short_lists(oracle: Oracle, truth: Truth) -> list[tuple[str, Tensor]]:
 
 
 def both_lists_short(oracle: Oracle, truth: Truth) -> list[tuple[str, Tensor]]:
-    """The same of both lists one key short at once; a window is listed from its oldest token on, or from its newest."""
+    """Name and output fp64 ``[1, H, 512]`` of one row, both of whose lists are one key short at once.
+
+    Two answers, since a window is listed from its oldest token on or from its newest; none of a row without entries.
+    """
     tokens, entries = _columns(oracle, truth)
     if not tokens or not entries:
         return []
@@ -60,7 +65,7 @@ def both_lists_short(oracle: Oracle, truth: Truth) -> list[tuple[str, Tensor]]:
 
 
 def other_scales(oracle: Oracle, truth: Truth) -> list[tuple[str, Tensor]]:
-    """The same of keys that are twice or half as large, wholly or where they are stored under a scale."""
+    """Name and output fp64 ``[1, H, 512]`` of one row over keys twice or half as large, wholly or below element 448."""
     index = oracle.sight.index[truth.rows]
     keys = oracle.stored[index[0].clamp(min=0)]
     own = torch.where(index >= 0, torch.arange(index.shape[1], device=index.device), -1)

@@ -207,6 +207,46 @@ def test_keys_in_a_scale_that_nothing_gives_are_no_known_mistake(kit, step, fact
     assert "agrees   with no known mistake" in failure(kit, step, over_keys(kit, step, change)).message
 
 
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [(slice(128, None), "no compressed entry seen"), (slice(0, 128), "no token of the window seen")],
+)
+@pytest.mark.parametrize("ratio", [4, 128])
+def test_a_list_that_is_left_out_is_named(kit, ratio, columns, named):
+    step = kit.step(f"one-list-{ratio}", ratio, (515,), sink="per-head")
+
+    def change(bank, index):
+        index[:, columns] = -1
+        return bank, index
+
+    assert f"agrees   with: {named} (row 0)\n" in failure(kit, step, over_keys(kit, step, change)).message
+
+
+def test_an_output_of_another_size_under_the_right_scores_is_not_of_other_keys(kit):
+    """One key and no sink: twice the output is what twice the key would give, but for the log-sum-exp."""
+    step = kit.step("one-key", 0, (0,))
+    out, lse = kit.kernel(step)
+    assert "agrees   with no known mistake" in failure(kit, step, (2 * out, lse)).message
+    over = over_keys(kit, step, lambda bank, index: (2 * bank, index))
+    assert "agrees   with: all keys twice as large (row 0)" in failure(kit, step, over).message
+
+
+def test_what_bf16_holds_exactly_is_not_rounded_towards_zero(kit):
+    """One key and no sink: the output is the key, which was bf16 before; here without its last 64 elements."""
+    step = kit.step("one-exact-key", 0, (0,))
+    out, lse = kit.kernel(step)
+    out[..., 448:] = 0
+    assert "agrees   with no known mistake" in failure(kit, step, (out, lse)).message
+
+
+def test_rows_that_nothing_explains_are_told_beside_those_that_something_does(kit, step):
+    out, lse = kit.kernel(step, window=127)
+    out[2:] += 1
+    message = failure(kit, step, (out, lse)).message
+    assert "failing  rows 1, 2, 3 of 4" in message
+    assert "agrees   with: window 127 (row 1); no known mistake in rows 2, 3\n" in message
+
+
 def test_a_dropped_key_that_had_all_the_weight_is_named(kit):
     """Where the weight of all others is lost beside it, what they give is not to be had from the right answer."""
     step = kit.step("all-the-weight", 0, (5,), sink="per-head")
