@@ -93,10 +93,10 @@ class AttentionCalls:
         return self._checked("attend_prefill", answer, [rows, heads, HEAD_DIM], [rows, heads])
 
     def __init_subclass__(cls) -> None:
-        """TypeError for an override of a call that cannot be called as this class calls it."""
+        """TypeError for a call, its own or a mixin's, that cannot be called as this class calls it."""
         super().__init_subclass__()
         for method in CALLS:
-            if isfunction(own := vars(cls).get(method)):
+            if isfunction(own := getattr(cls, method)):
                 _check_signature(f"{cls.__qualname__}.{method}", own, getattr(AttentionCalls, method))
 
     def _checked(self, method: str, answer: object, out: list[int], lse: list[int]) -> tuple[Tensor, Tensor]:

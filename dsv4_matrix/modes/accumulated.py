@@ -70,10 +70,15 @@ class _Recording:
 
     def forward(self, q: Tensor, batch: ForwardBatch, compress_ratio: int, attn_sink: Tensor) -> tuple[Tensor, Tensor]:
         answer = self._backend.forward_with_accumulators(q, batch, compress_ratio, attn_sink)
+        owed = (
+            "forward_with_accumulators must return (out, lse, accumulators), the last a sequence that holds a tensor "
+            f"or None for each of {len(q)} rows"
+        )
         if not (isinstance(answer, tuple) and len(answer) == 3):
-            owed = "a tuple of what forward returns and a tensor or None for each row"
-            raise TypeError(
-                f"forward_with_accumulators must return (out, lse, accumulators), {owed}; got {describe(answer)}"
-            )
+            raise TypeError(f"{owed}; got {describe(answer)}")
         out, lse, self.kept = answer
+        if not isinstance(self.kept, (Sequence, Tensor)):
+            raise TypeError(f"{owed}; got {describe(self.kept)} for it")
+        if len(self.kept) != len(q):
+            raise TypeError(f"{owed}; got one of {len(self.kept)}")
         return out, lse

@@ -99,6 +99,15 @@ def test_an_attend_that_cannot_be_called_is_told_where_it_is_defined(parameters,
         exec(f"class Mine(Base):\n    def attend(self, {parameters}): ...", {"Base": DSV4TritonBackend})
 
 
+def test_an_attend_of_a_mixin_is_looked_at_too():
+    class Mixin:
+        def attend(self, q, k_cache, indices, topk_length): ...
+
+    with pytest.raises(TypeError, match=r"Mine\.attend\(self, q, k_cache, indices, topk_length\) is called as "):
+
+        class Mine(Mixin, DSV4TritonBackend): ...
+
+
 @pytest.mark.parametrize("parameters", [ALL, "*arguments", f"{ALL}, more=None"])
 def test_an_attend_that_can_be_called_is_taken(parameters):
     exec(f"class Mine(Base):\n    def attend(self, {parameters}): ...", {"Base": DSV4TritonBackend})

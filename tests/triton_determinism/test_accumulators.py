@@ -85,6 +85,23 @@ def test_a_backend_that_returns_something_else_is_told_what_it_owes(composition,
         drive_accumulators(composition, Short)
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda kept: None, "got NoneType for it"),
+        (lambda kept: kept[1:], "for each of 1 rows; got one of 0"),
+    ],
+)
+def test_accumulators_that_are_not_one_for_each_row_are_told(composition, change, told):
+    class Uneven(DSV4TritonBackend):
+        def forward_with_accumulators(self, *arguments):
+            out, lse, kept = super().forward_with_accumulators(*arguments)
+            return out, lse, change(kept)
+
+    with pytest.raises(BackendError, match=told):
+        drive_accumulators(composition, Uneven)
+
+
 def test_the_kernel_is_its_own_again(composition):
     sound = attention.combine
     drive_accumulators(composition, DSV4TritonBackend)
