@@ -55,7 +55,7 @@ def circles(package: str) -> list[list[str]]:
     return sorted(sorted(group) for group in groups if len(group) > 1)
 
 
-@pytest.mark.parametrize("package", ["dsv4_matrix", "dsv4_reference"])
+@pytest.mark.parametrize("package", ["dsv4_matrix", "dsv4_reference", "dsv4_triton"])
 def test_no_modules_import_each_other(package: str) -> None:
     assert circles(package) == []
 
