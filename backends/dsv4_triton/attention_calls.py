@@ -49,8 +49,8 @@ class AttentionCalls:
         ]
         for method, call in CALLS.items():
             if not own[method]:
-                name = getattr(cls, method).__qualname__
-                served.append({"call": call, "kernel": name, "why": f"{cls.__qualname__} overrides {method}"})
+                owner = next(base for base in cls.__mro__ if method in vars(base)).__qualname__
+                served.append({"call": call, "kernel": f"{owner}.{method}", "why": f"{owner} overrides {method}"})
         return tuple(served)
 
     def _forward_paged(

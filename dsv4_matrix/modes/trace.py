@@ -74,10 +74,14 @@ class Notebook:
             raise BackendError(place, error) from error
 
     def check_answer(self, place: str, answer: object, rows: int, heads: int, head_dim: int) -> bool:
-        """Whether ``answer`` is ``(out, lse)`` of the promised shapes and dtypes; says so if not."""
+        """Whether ``answer`` is ``(out, lse)`` of the promised shapes and dtypes; says so if not.
+
+        A fault is said where it is found first: as a rule every later step has it too, and fills the screen with it.
+        """
         faults = answer_faults(answer, rows, heads, head_dim)
         for fault in faults:
-            self.violated(f"{place}: {fault}")
+            if not any(sentence.endswith(f": {fault}") for sentence in self.violations):
+                self.violated(f"{place}: {fault}")
         return not faults
 
     def take(self, place: str, answer: object, like: Tensor) -> tuple[Tensor, Tensor] | None:

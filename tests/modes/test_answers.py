@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dsv4_matrix.modes.rig import Rig
-from dsv4_matrix.modes.trace import answer_faults
+from dsv4_matrix.modes.trace import Notebook, answer_faults
 
 OWED = "forward must return (out, lse), a tuple of out torch.bfloat16 [3, 16, 512], lse torch.float32 [3, 16]; got "
 OUT, LSE = torch.zeros(3, 16, 512).bfloat16(), torch.zeros(3, 16)
@@ -62,6 +62,23 @@ def test_every_mode_tells_it(toy, make_case, trace_of, mode, wrong):
     trace = trace_of(make_case(0, mode, "decode", (5, 9), heads=16, **steps), answering(toy, change))
     assert trace.observations == ()
     assert told in trace.violations[0]
+    faults = [sentence.partition(": ")[2] for sentence in trace.violations]
+    assert len(faults) == len(set(faults))
+
+
+def test_the_same_of_later_steps_is_told_once(toy, make_case, trace_of):
+    change, _ = WRONG["nothing"]
+    steps = trace_of(
+        make_case(0, "eagle-draft-runner", "decode", (5, 9), heads=16, num_steps=5), answering(toy, change)
+    )
+    assert len(steps.violations) == 1
+
+
+def test_another_fault_of_a_later_step_is_told_too():
+    notebook = Notebook()
+    for place, answer in (("step 0", (OUT, None)), ("step 1", (OUT, LSE.T)), ("step 2", (OUT, None))):
+        assert not notebook.check_answer(place, answer, 3, 16, 512)
+    assert [sentence.partition(":")[0] for sentence in notebook.violations] == ["step 0", "step 1"]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
