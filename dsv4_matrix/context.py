@@ -61,7 +61,10 @@ class Options:
         seeds: str | None = None,
         require_gpu: bool = False,
     ) -> Options:
-        """Of a command that is about the matrix, whatever it is given; paths are from the current directory."""
+        """What a ``dsv4-matrix`` command was given, paths from the current directory.
+
+        A command is about the matrix even without an option, so that one without cases is a mistake.
+        """
         here = Path.cwd()
         return cls(
             matrix=None if matrix is None else here / matrix,

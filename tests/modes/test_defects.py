@@ -116,6 +116,18 @@ def test_a_defect_is_seen(defect, toy, make_case, outcome_of):
         assert expected in outcome
 
 
+@pytest.mark.parametrize("name", ["decode", "graph", "c128-extend"])
+def test_pools_that_are_kept_back_are_missed(name, toy, make_case, trace_of):
+    """They would be neither poisoned nor watched."""
+
+    class Hiding(toy.ToyBackend):
+        def kv_buffers(self):
+            return {}
+
+    trace = trace_of(made(make_case, name), Hiding)
+    assert any("no cache byte changed; kv_buffers must give all pools" in told for told in trace.violations)
+
+
 @pytest.mark.parametrize("name", ["decode", "graph", "draft-runner"])
 def test_a_backend_that_raises_is_an_error_with_its_place_and_frames(name, toy, make_case, trace_of):
     with pytest.raises(BackendError) as caught:
