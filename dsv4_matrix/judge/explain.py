@@ -35,7 +35,7 @@ def explanations(
 ) -> list[str]:
     """Sentences such as ``window 127 (rows 3, 5)``, most telling first; empty if nothing known fits.
 
-    At most four names, and last the rows that no known mistake explains: a name for some rows is not one for all.
+    At most four names, and last what no name speaks for: a name for some rows is not one for all.
 
     Args:
         oracle: of the step that was observed.
@@ -56,8 +56,14 @@ def explanations(
         found.setdefault(name, []).append(row)
     names = [f"{name} ({name_rows(rows)})" for name, rows in sorted(found.items(), key=lambda item: -len(item[1]))]
     named = {row for rows in found.values() for row in rows}
-    unnamed = [row for row in bad_rows[:_ROWS] if row not in named]
-    return [*names[:_NAMES], f"no known mistake in {name_rows(unnamed)}"] if names and unnamed else names[:_NAMES]
+    if not names:
+        return []
+    told = names[:_NAMES]
+    if unnamed := [row for row in bad_rows[:_ROWS] if row not in named]:
+        told.append(f"no known mistake in {name_rows(unnamed)}")
+    if len(bad_rows) > _ROWS:
+        told.append(f"{len(bad_rows) - _ROWS} more not looked at")
+    return told
 
 
 def name_rows(rows: Sequence[int], most: int = 8) -> str:

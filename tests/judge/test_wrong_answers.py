@@ -247,6 +247,13 @@ def test_rows_that_nothing_explains_are_told_beside_those_that_something_does(ki
     assert "agrees   with: window 127 (row 1); no known mistake in rows 2, 3\n" in message
 
 
+def test_rows_that_nobody_looked_at_are_counted(kit):
+    step = kit.step("many-rows", 0, tuple(range(127, 146)))
+    message = failure(kit, step, kit.kernel(step, window=127)).message
+    assert "failing  rows 0, 1, 2, 3, 4, 5, 6, 7 and 11 more of 19" in message
+    assert "agrees   with: window 127 (rows 0, 1, 2, 3, 4, 5, 6, 7 and 8 more); 3 more not looked at\n" in message
+
+
 def test_a_dropped_key_that_had_all_the_weight_is_named(kit):
     """Where the weight of all others is lost beside it, what they give is not to be had from the right answer."""
     step = kit.step("all-the-weight", 0, (5,), sink="per-head")
