@@ -97,12 +97,18 @@ def _hopper_variants() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], d
 
     found = {}
     for halves in (1, 2):
-        constexprs = {"HEAD_BLOCKS": halves, **hopper_few.SCORE_REGISTERS}
+        constexprs = {"HEAD_BLOCKS": halves, **hopper_few.SCORE[halves]}
         found[f"hopper_score_{64 * halves}"] = (
             hopper_few.score_blocks,
             ATTENTION_POINTERS,
             constexprs,
             hopper_few.SCORE_OPTIONS,
+        )
+        found[f"hopper_stream_{64 * halves}"] = (
+            hopper_few.add_stream,
+            ATTENTION_POINTERS,
+            {"HEAD_BLOCKS": halves, **hopper_few.STREAM[halves]},
+            hopper_few.STREAM_OPTIONS,
         )
     for kind, (constexprs, most) in hopper_few.ADD.items():
         options = {"num_warps": 4, "maxnreg": most}

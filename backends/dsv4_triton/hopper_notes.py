@@ -90,7 +90,14 @@ def locate(lists, cursor, slot, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def address_of(lists, slot, main, inside):
-    """Addresses of keys as int64, their eight scale bytes each, which of them count.
+    """``place_of``, with the scale bytes of the keys in place of their addresses."""
+    place, codes, valid = place_of(lists, slot, main, inside)
+    return place, gl.load(codes), valid
+
+
+@gluon.jit
+def place_of(lists, slot, main, inside):
+    """Addresses of keys as int64, pointers to their eight scale bytes each, which of them count.
 
     ``main``: whether they are of the first list, for all of them or for each; ``inside``: whether within its length.
     Keys that do not count have the address of slot 0, and become zeros by their factors.
@@ -107,7 +114,7 @@ def address_of(lists, slot, main, inside):
     base = gl.where(main, cache.to(gl.int64, bitcast=True), extra_cache.to(gl.int64, bitcast=True))
     codes = base + (start.to(gl.int64) * 2 + ((72 << bits) + entry)) * 8
     place = base + (start + entry * 36).to(gl.int64) * 16
-    return place, gl.load(codes.to(gl.pointer_type(gl.int64), bitcast=True)), valid
+    return place, codes.to(gl.pointer_type(gl.int64), bitcast=True), valid
 
 
 @gluon.jit

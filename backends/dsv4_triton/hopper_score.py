@@ -13,15 +13,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     fence_async_shared,
     mbarrier,
+    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
+from dsv4_triton.hopper_fetch import FETCHING, fetch
 from dsv4_triton.hopper_items import offset_of, row_lengths
-from dsv4_triton.hopper_keys import poisoned, put, put_decoded, words_of
+from dsv4_triton.hopper_keys import poisoned, put, put_decoded
 from dsv4_triton.hopper_layouts import (
     BLOCK,
-    PIECES_8,
     PLAIN,
+    PLAIN_2D,
     ROWS,
     SCORES,
     STORED_SCORES,
@@ -30,14 +32,13 @@ from dsv4_triton.hopper_layouts import (
     launch_dependents,
     thread_barrier,
 )
-from dsv4_triton.hopper_notes import factors_of, locate, slots_of
-from dsv4_triton.hopper_scores import multiply
+from dsv4_triton.hopper_notes import factors_of
 from dsv4_triton.hopper_softmax import block_maximum
 
 FIRST = gl.constexpr(0)
+WHOLE = gl.constexpr(True)
 SECOND = gl.constexpr(1)
 KEYS = gl.constexpr(gl.SliceLayout(1, WORDS_8))
-PLACES = gl.constexpr(gl.SliceLayout(1, PIECES_8))
 
 
 @gluon.jit
@@ -47,63 +48,54 @@ def _factors(codes, valid, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def _words(places, GROUP: gl.constexpr):
-    """The GROUP-th 64 bytes of each key."""
-    return words_of(places, GROUP * 64, PIECES_8, WORDS_8)
-
-
-@gluon.jit
-def _block_at(row, block):
-    """A cursor on a block of a row, as ``hopper_notes`` has them."""
-    n, extra, blocks, index, extra_index = row
-    return block * 0, block, block * 0, blocks, n, extra, index, extra_index
-
-
-@gluon.jit
-def _gather(row, lists, tiles, biases, bars, part, programs, STAGES: gl.constexpr):
-    """Blocks of this program, one after the other, decoded into shared memory; the next one is on its way."""
-    full, empty = bars
-    cursor = _block_at(row, part)
-    place, codes, valid = locate(lists, cursor, slots_of(cursor, KEYS), KEYS)
-    cursor = _block_at(row, part + programs)
-    slots = slots_of(cursor, KEYS)
-    at = gl.convert_layout(place, PLACES, assert_trivial=True)
-    x0, x1, x2 = _words(at, 0), _words(at, 4), _words(at, 8)
-    x3, x4, x5 = _words(at, 2), _words(at, 6), _words(at, 1)
-    x6, x7, x8 = _words(at, 5), _words(at, 3), _words(at, 7)
+def _decode(blocks, ring, notes, tiles, biases, bars, first, step):
+    """The role of eight warps: raw keys to bf16 in the four tiles of a block, each as soon as the last one is used."""
+    landed, taken, noted, full, empty = bars
+    codes, fills = notes
+    slots: gl.constexpr = ring.shape[0] // 2
+    entries_noted: gl.constexpr = codes.shape[0]
     done = 0
-    for block in range(part, row[2], programs):
-        stage = done % STAGES
-        next_place, next_codes, next_valid = locate(lists, cursor, slots, KEYS)
-        cursor = _block_at(row, block + 2 * programs)
-        slots = slots_of(cursor, KEYS)
-        at = gl.convert_layout(next_place, PLACES, assert_trivial=True)
-        tile_a, tile_b = tiles[0].index(stage), tiles[1].index(stage)
-        tile_c, tile_d = tiles[2].index(stage), tiles[3].index(stage)
-        flags = gl.full([BLOCK, 16], 0, gl.int32, WORDS_8)
+    used = 0
+    for block in range(first, blocks, step):
+        turn = done & 1
+        entry = done % entries_noted
+        mbarrier.wait(noted.index(entry), (done // entries_noted) & 1)
+        mbarrier.wait(landed.index(used % slots), (used // slots) & 1)
+        code = codes.index(entry).load(KEYS)
+        fill = fills.index(entry).load(KEYS)
+        valid = fill == 0.0
         counts = gl.expand_dims(valid, 1)
-        mbarrier.wait(empty.index(stage), ((done // STAGES) & 1) ^ 1)
-        flags = put_decoded(tile_a, 0, x0, _factors(codes, valid, 0), flags, True)
-        x0 = _words(at, 0)
-        flags = put_decoded(tile_c, 0, x1, _factors(codes, valid, 4), flags, True)
-        x1 = _words(at, 4)
-        put(tile_d, gl.where(counts, x2, 0), 96)
-        x2 = _words(at, 8)
-        flags = put_decoded(tile_b, 0, x3, _factors(codes, valid, 2), flags, True)
-        x3 = _words(at, 2)
-        flags = put_decoded(tile_d, 0, x4, _factors(codes, valid, 6), flags, True)
-        x4 = _words(at, 6)
-        flags = put_decoded(tile_a, 64, x5, _factors(codes, valid, 1), flags, True)
-        x5 = _words(at, 1)
-        flags = put_decoded(tile_c, 64, x6, _factors(codes, valid, 5), flags, True)
-        x6 = _words(at, 5)
-        flags = put_decoded(tile_b, 64, x7, _factors(codes, valid, 3), flags, True)
-        x7 = _words(at, 3)
-        put(tile_d, gl.where(counts, x8, 0), 64)
-        x8 = _words(at, 7)
-        biases.index(stage).store(gl.where(valid, gl.where(poisoned(flags, KEYS), float("nan"), 0.0), float("-inf")))
-        codes, valid = next_codes, next_valid
-        mbarrier.arrive(full.index(stage), count=1)
+        flags = gl.full([BLOCK, 16], 0, gl.int32, WORDS_8)
+        for j in gl.static_range(5):
+            slot = used % slots
+            if j > 0:
+                mbarrier.wait(landed.index(slot), (used // slots) & 1)
+            x = ring.index(2 * slot).load(WORDS_8)
+            if j < 4:
+                y = ring.index(2 * slot + 1).load(WORDS_8)
+            if j < 2:
+                mbarrier.wait(empty.index(2 * j), (done & 1) ^ 1)
+                mbarrier.wait(empty.index(2 * j + 1), (done & 1) ^ 1)
+            thread_barrier()
+            mbarrier.arrive(taken.index(slot), count=1)
+            if j == 0:
+                flags = put_decoded(tiles[0], 0, x, _factors(code, valid, 0), flags, True)
+                flags = put_decoded(tiles[1], 0, y, _factors(code, valid, 2), flags, True)
+            elif j == 1:
+                flags = put_decoded(tiles[2], 0, x, _factors(code, valid, 4), flags, True)
+                flags = put_decoded(tiles[3], 0, y, _factors(code, valid, 6), flags, True)
+            elif j == 2:
+                flags = put_decoded(tiles[0], 64, x, _factors(code, valid, 1), flags, True)
+                flags = put_decoded(tiles[1], 64, y, _factors(code, valid, 3), flags, True)
+            elif j == 3:
+                flags = put_decoded(tiles[2], 64, x, _factors(code, valid, 5), flags, True)
+                put(tiles[3], gl.where(counts, y, 0), 64)
+            else:
+                put(tiles[3], gl.where(counts, x, 0), 96)
+            used += 1
+        biases.index(turn).store(gl.where(valid & poisoned(flags, KEYS), float("nan"), fill))
+        thread_barrier()
+        mbarrier.arrive(full.index(turn), count=1)
         done += 1
 
 
@@ -123,7 +115,6 @@ def _score(
     """Every second block (64 heads), or 64 of the heads of every block (128 heads)."""
     full, empty, asked = bars
     half: gl.constexpr = TURN if HEAD_BLOCKS == 2 else 0
-    stage: gl.constexpr = 0 if HEAD_BLOCKS == 2 else TURN
     step: gl.constexpr = 3 - HEAD_BLOCKS
     queries = query[half]
     if HEAD_BLOCKS == 2 or TURN == 0:
@@ -138,19 +129,24 @@ def _score(
     scores += half * row_blocks.to(gl.int64) * 4096
     tops += half * row_blocks.to(gl.int64) * 64
     heads = gl.arange(0, 64, gl.SliceLayout(1, SCORES))
-    done = 0
+    done = TURN - half
     for block in range(part + (TURN - half) * programs, blocks, step * programs):
-        mbarrier.wait(full.index(stage), done & 1)
+        turn = done & 1
+        mbarrier.wait(full.index(turn), (done >> 1) & 1)
         fence_async_shared()
         thread_barrier()
-        s = multiply(queries, tiles, stage)
-        bias = gl.expand_dims(biases.index(stage).load(gl.SliceLayout(0, SCORES)), 0)
-        s = warpgroup_mma_wait(0, deps=[s])
-        mbarrier.arrive(empty.index(stage), count=1)
+        s = gl.zeros([64, 64], gl.float32, SCORES)
+        for i in gl.static_range(4):
+            s = warpgroup_mma(queries.index(i), tiles[i].permute((1, 0)), s, use_acc=i > 0, is_async=True)
+        bias = gl.expand_dims(biases.index(turn).load(gl.SliceLayout(0, SCORES)), 0)
+        for i in gl.static_range(4):
+            s = warpgroup_mma_wait(3 - i, deps=[s])
+            thread_barrier()
+            mbarrier.arrive(empty.index(i), count=1)
         s = gl.where(bias == 0.0, s, bias)
         gl.store(tops + block * 64 + heads, block_maximum(s, scale))
         gl.store(scores + block * 4096 + gl.arange(0, 4096, STORED_SCORES), stored_scores(s))
-        done += 1
+        done += step
 
 
 @gluon.jit(do_not_specialize=[
@@ -161,7 +157,8 @@ def score_blocks(
     q, q_b, q_s, q_h, scale, seq, programs, row_blocks,
     cache, shift, stride, capacity, index, i_b, i_s, lengths, width,
     extra_cache, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, extra_lengths, extra_width,
-    given, scores, tops, HEAD_BLOCKS: gl.constexpr, SCORES_REGISTERS: gl.constexpr, GATHER_REGISTERS: gl.constexpr,
+    given, scores, tops, HEAD_BLOCKS: gl.constexpr, SLOTS: gl.constexpr, SCORES_REGISTERS: gl.constexpr,
+    FETCH_REGISTERS: gl.constexpr, DECODE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Scores of the blocks ``part, part + programs, ...`` of a row, -inf for keys that do not count, and their maxima.
 
@@ -169,7 +166,6 @@ def score_blocks(
     64]``, scaled (``hopper_softmax.block_maximum``).
     Other arguments are those of ``hopper_kernel.attend``.
     """
-    stages: gl.constexpr = 3 - HEAD_BLOCKS
     launch_dependents()
     row = gl.program_id(0) // programs
     part = gl.program_id(0) % programs
@@ -191,17 +187,32 @@ def score_blocks(
     else:
         query = (gl.allocate_shared_memory(gl.bfloat16, [4, 64, 128], SWIZZLED),)
     tiles = (
-        gl.allocate_shared_memory(gl.bfloat16, [stages, BLOCK, 128], SWIZZLED),
-        gl.allocate_shared_memory(gl.bfloat16, [stages, BLOCK, 128], SWIZZLED),
-        gl.allocate_shared_memory(gl.bfloat16, [stages, BLOCK, 128], SWIZZLED),
-        gl.allocate_shared_memory(gl.bfloat16, [stages, BLOCK, 128], SWIZZLED),
+        gl.allocate_shared_memory(gl.bfloat16, [BLOCK, 128], SWIZZLED),
+        gl.allocate_shared_memory(gl.bfloat16, [BLOCK, 128], SWIZZLED),
+        gl.allocate_shared_memory(gl.bfloat16, [BLOCK, 128], SWIZZLED),
+        gl.allocate_shared_memory(gl.bfloat16, [BLOCK, 128], SWIZZLED),
     )
-    biases = gl.allocate_shared_memory(gl.float32, [stages, BLOCK], PLAIN)
-    full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    ring = gl.allocate_shared_memory(gl.int32, [2 * SLOTS, BLOCK, 16], PLAIN_2D)
+    noted_at_once: gl.constexpr = SLOTS // 2
+    notes = (
+        gl.allocate_shared_memory(gl.int64, [noted_at_once, BLOCK], PLAIN),
+        gl.allocate_shared_memory(gl.float32, [noted_at_once, BLOCK], PLAIN),
+    )
+    biases = gl.allocate_shared_memory(gl.float32, [2, BLOCK], PLAIN)
+    landed = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    taken = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    noted = gl.allocate_shared_memory(gl.int64, [noted_at_once, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
     asked = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(stages):
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(landed.index(i), count=FETCHING)
+        mbarrier.init(taken.index(i), count=1)
+    for i in gl.static_range(noted_at_once):
+        mbarrier.init(noted.index(i), count=1)
+    for i in gl.static_range(2):
         mbarrier.init(full.index(i), count=1)
+    for i in gl.static_range(4):
         mbarrier.init(empty.index(i), count=HEAD_BLOCKS)
     mbarrier.init(asked, count=HEAD_BLOCKS)
     fence_async_shared()
@@ -223,8 +234,9 @@ def score_blocks(
                     row_blocks, HEAD_BLOCKS,
                 ),
             ),
-            (_gather, (held, lists, tiles, biases, (full, empty), part, programs, stages)),
+            (_decode, (blocks, ring, notes, tiles, biases, (landed, taken, noted, full, empty), part, programs)),
+            (fetch, (held, lists, ring, notes, (landed, taken, noted), part, programs, part * 0, WHOLE)),
         ],
-        [4, 8],
-        [SCORES_REGISTERS, GATHER_REGISTERS],
+        [4, 8, 4],
+        [SCORES_REGISTERS, DECODE_REGISTERS, FETCH_REGISTERS],
     )  # fmt: skip
