@@ -2,7 +2,7 @@
 """Packed keys on their way into shared memory as they are, for the kernels for few rows: a ring of raw bytes.
 
 Registers hold loads in flight only as long as nothing that waits shares their scoreboard; copies to shared memory
-(cp.async) are waited for one slot at a time, by whoever decodes. A slot is two groups of 64 bytes of 64 keys.
+(cp.async) are waited for one slot of the ring at a time, by whoever decodes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
 from dsv4_triton.hopper_layouts import BLOCK, KEYS, WORDS, thread_barrier
-from dsv4_triton.hopper_notes import place_of
+from dsv4_triton.hopper_notes import factors_of, place_of
 
-#: threads of the role ``fetch``, each of which says of every slot that its copies are done
-#: groups of a block in the order of slots: no two of a slot go to the same tile of 128 channels
-ORDER = gl.constexpr((0, 2, 4, 6, 1, 3, 5, 7, 8))
+#: threads of this role, each of which says of every slot that its copies are done
 FETCHING = gl.constexpr(128)
+#: Groups of 64 bytes of a whole block, two a slot and one in the last. Two roles decode them: the first takes two slots,
+#: the second three, and no two groups of a slot go to the same tile of 128 channels.
+GROUPS = gl.constexpr(((0, 2), (1, 3), (4, 6), (5, 7), (8,)))
 
 
 @gluon.jit
@@ -36,19 +37,13 @@ def entries(row, block, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def fetch(row, lists, ring, notes, bars, first, step, slice_, WHOLE: gl.constexpr):
-    """The role of four warps: blocks ``first, first + step, ...`` of a row, and notes on them.
+def fetch_blocks(row, lists, ring, notes, bars, first, step):
+    """The role of four warps that fetches blocks ``first, first + step, ...`` of a row, five slots each.
 
-    WHOLE: five slots a block, of groups 0 and 1, 2 and 3, 4 and 5, 6 and the first of rope, the second of rope.
-    Otherwise one slot, of groups 2 ``slice_`` and the next; the slice that has rope takes two.
-
-    ring: int32 ``[2 * slots, 64, 16]``; notes: int64 ``[entries, 64]`` scale bytes, fp32 ``[entries, 64]`` 0 for keys
-    that count and -inf for others.
+    ring: int32 ``[2 * slots, 64, 16]``; notes (``_note``).
     """
     landed, taken, noted = bars
-    codes, fills = notes
     slots: gl.constexpr = ring.shape[0] // 2
-    entries_noted: gl.constexpr = codes.shape[0]
     entry, main, inside = entries(row, first, KEYS)
     done = 0
     used = 0
@@ -56,39 +51,40 @@ def fetch(row, lists, ring, notes, bars, first, step, slice_, WHOLE: gl.constexp
         place, code, valid = place_of(lists, entry, main, inside)
         entry, main, inside = entries(row, block + step, KEYS)
         mbarrier.wait(taken.index(used % slots), ((used // slots) & 1) ^ 1)
-        noted_at = done % entries_noted
-        async_copy.async_copy_global_to_shared(codes.index(noted_at), code)
-        fills.index(noted_at).store(gl.where(valid, 0.0, float("-inf")))
-        thread_barrier()
-        mbarrier.arrive(noted.index(noted_at), count=1)
-        if WHOLE:
-            for j in gl.static_range(5):
-                slot = used % slots
-                if j > 0:
-                    mbarrier.wait(taken.index(slot), ((used // slots) & 1) ^ 1)
-                _copy(place, ORDER[2 * j], ring.index(2 * slot))
-                if j < 4:
-                    _copy(place, ORDER[2 * j + 1], ring.index(2 * slot + 1))
-                async_copy.mbarrier_arrive(landed.index(slot), increment_count=False)
-                used += 1
-        else:
+        _note(notes, noted, done, code, valid)
+        for j in gl.static_range(5):
             slot = used % slots
-            _copy(place, 2 * slice_, ring.index(2 * slot))
-            _copy(place, 2 * slice_ + 1, ring.index(2 * slot + 1))
+            if j > 0:
+                mbarrier.wait(taken.index(slot), ((used // slots) & 1) ^ 1)
+            for i in gl.static_range(len(GROUPS[j])):
+                copy_group(place, GROUPS[j][i], ring.index(2 * slot + i), WORDS)
             async_copy.mbarrier_arrive(landed.index(slot), increment_count=False)
             used += 1
-            if slice_ == 3:
-                slot = used % slots
-                mbarrier.wait(taken.index(slot), ((used // slots) & 1) ^ 1)
-                _copy(place, 8, ring.index(2 * slot))
-                async_copy.mbarrier_arrive(landed.index(slot), increment_count=False)
-                used += 1
         done += 1
 
 
 @gluon.jit
-def _copy(place, group, target):
-    """A group of 64 bytes of each key."""
+def _note(notes, noted, done, code, valid):
+    """What decoding has to know of the ``done``-th block: int64 ``[entries, 64]`` scale bytes, which are there when its
+    first slot is, and bf16 ``[entries, 64]``, 0 for keys that count and -inf for others.
+    """
+    codes, fills = notes
+    entry = done % codes.shape[0]
+    async_copy.async_copy_global_to_shared(codes.index(entry), code)
+    fills.index(entry).store(gl.where(valid, 0.0, float("-inf")).to(gl.bfloat16))
+    thread_barrier()
+    mbarrier.arrive(noted.index(entry), count=1)
+
+
+@gluon.jit
+def copy_group(place, group, target, WORDS: gl.constexpr):
+    """A group of 64 bytes of each key on its way into ``target``, int32 ``[64, 16]``."""
     words = gl.expand_dims(gl.arange(0, 16, gl.SliceLayout(0, WORDS)), 0) + group * 16
     start = gl.multiple_of(place.to(gl.pointer_type(gl.int32), bitcast=True), 16)
     async_copy.async_copy_global_to_shared(target, gl.expand_dims(start, 1) + words)
+
+
+@gluon.jit
+def slot_factors(code, valid, group):
+    """The factors of a group of each key from its eight scale bytes, 0 for keys that do not count."""
+    return gl.where(valid, factors_of((code >> (gl.to_tensor(group) * 8).to(gl.int64)).to(gl.int32) & 255), 0)

@@ -21,8 +21,8 @@ from dsv4_triton.workload import LOG2E, Workload
 
 #: registers of a thread by role; the default role gets what is left of what the whole is compiled for
 SCORE = {
-    1: {"SLOTS": 8, "SCORES_REGISTERS": 96, "DECODE_REGISTERS": 96, "FETCH_REGISTERS": 64},
-    2: {"SLOTS": 4, "SCORES_REGISTERS": 96, "DECODE_REGISTERS": 96, "FETCH_REGISTERS": 64},
+    1: {"SLOTS": 8, "SCORES_REGISTERS": 96, "DECODE_REGISTERS": 104},
+    2: {"SLOTS": 4, "SCORES_REGISTERS": 96, "DECODE_REGISTERS": 104},
 }
 SCORE_OPTIONS = {"num_warps": 4, "maxnreg": 96}
 #: The second kernel: one program a processor, for least time; two, which wait for memory in turns; or of 64 columns.
@@ -32,8 +32,8 @@ ADD = {
     "wide": ({"COLUMNS": 64, "RING": 6, "AT_ONCE": 5, "AHEAD": 3, "PREPARE_REGISTERS": 168}, 168),
 }
 STREAM = {
-    1: {"SLOTS": 8, "STAGES": 3, "DEPTH": 4, "WEIGH_REGISTERS": 96, "DECODE_REGISTERS": 88, "FETCH_REGISTERS": 56},
-    2: {"SLOTS": 8, "STAGES": 3, "DEPTH": 2, "WEIGH_REGISTERS": 88, "DECODE_REGISTERS": 72, "FETCH_REGISTERS": 56},
+    1: {"SLOTS": 4, "STAGES": 3, "DEPTH": 4, "WEIGH_REGISTERS": 96, "KEYS_REGISTERS": 80},
+    2: {"SLOTS": 4, "STAGES": 3, "DEPTH": 2, "WEIGH_REGISTERS": 88, "KEYS_REGISTERS": 56},
 }
 STREAM_OPTIONS = {"num_warps": 4, "maxnreg": 96}
 PROGRAMS = {"one": 16, "two": 16, "wide": 8}

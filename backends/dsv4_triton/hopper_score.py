@@ -17,85 +17,72 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from dsv4_triton.hopper_fetch import FETCHING, fetch
-from dsv4_triton.hopper_items import offset_of, row_lengths
+from dsv4_triton.hopper_fetch import FETCHING, GROUPS, fetch_blocks, slot_factors
+from dsv4_triton.hopper_items import offset_of, row_lengths, unknown
 from dsv4_triton.hopper_keys import poisoned, put, put_decoded
 from dsv4_triton.hopper_layouts import (
     BLOCK,
+    KEYS,
     PLAIN,
     PLAIN_2D,
     ROWS,
     SCORES,
     STORED_SCORES,
     SWIZZLED,
-    WORDS_8,
+    WORDS,
     launch_dependents,
     thread_barrier,
 )
-from dsv4_triton.hopper_notes import factors_of
 from dsv4_triton.hopper_softmax import block_maximum
 
 FIRST = gl.constexpr(0)
-WHOLE = gl.constexpr(True)
 SECOND = gl.constexpr(1)
-KEYS = gl.constexpr(gl.SliceLayout(1, WORDS_8))
 
 
 @gluon.jit
-def _factors(codes, valid, GROUP: gl.constexpr):
-    """The factors of a group of each key, 0 for keys that do not count."""
-    return gl.where(valid, factors_of((codes >> (8 * GROUP)).to(gl.int32) & 255), 0)
-
-
-@gluon.jit
-def _decode(blocks, ring, notes, tiles, biases, bars, first, step):
-    """The role of eight warps: raw keys to bf16 in the four tiles of a block, each as soon as the last one is used."""
+def _decode(SIDE: gl.constexpr, blocks, ring, notes, tiles, biases, bars, first, step):
+    """A role of four warps: raw keys to bf16 in the first or the second two tiles of a block, when the last is used."""
     landed, taken, noted, full, empty = bars
     codes, fills = notes
     slots: gl.constexpr = ring.shape[0] // 2
-    entries_noted: gl.constexpr = codes.shape[0]
+    left, right = tiles[2 * SIDE].index(0), tiles[2 * SIDE + 1].index(0)
     done = 0
-    used = 0
     for block in range(first, blocks, step):
         turn = done & 1
-        entry = done % entries_noted
-        mbarrier.wait(noted.index(entry), (done // entries_noted) & 1)
-        mbarrier.wait(landed.index(used % slots), (used // slots) & 1)
+        entry = done % codes.shape[0]
+        # the first slot has the scale bytes
+        mbarrier.wait(noted.index(entry), (done // codes.shape[0]) & 1)
+        mbarrier.wait(landed.index(5 * done % slots), (5 * done // slots) & 1)
         code = codes.index(entry).load(KEYS)
-        fill = fills.index(entry).load(KEYS)
+        fill = fills.index(entry).load(KEYS).to(gl.float32)
         valid = fill == 0.0
-        counts = gl.expand_dims(valid, 1)
-        flags = gl.full([BLOCK, 16], 0, gl.int32, WORDS_8)
-        for j in gl.static_range(5):
+        flags = gl.full([BLOCK, 16], 0, gl.int32, WORDS)
+        mbarrier.wait(empty.index(SIDE), (done & 1) ^ 1)
+        for j in gl.static_range(2):
+            used = 5 * done + 2 * SIDE + j
             slot = used % slots
-            if j > 0:
+            if j + SIDE > 0:
                 mbarrier.wait(landed.index(slot), (used // slots) & 1)
-            x = ring.index(2 * slot).load(WORDS_8)
-            if j < 4:
-                y = ring.index(2 * slot + 1).load(WORDS_8)
-            if j < 2:
-                mbarrier.wait(empty.index(2 * j), (done & 1) ^ 1)
-                mbarrier.wait(empty.index(2 * j + 1), (done & 1) ^ 1)
+            x = ring.index(2 * slot).load(WORDS)
+            y = ring.index(2 * slot + 1).load(WORDS)
+            flags = put_decoded(left, 64 * j, x, slot_factors(code, valid, GROUPS[2 * SIDE + j][0]), flags, True)
+            if GROUPS[2 * SIDE + j][1] < 7:
+                flags = put_decoded(right, 64 * j, y, slot_factors(code, valid, GROUPS[2 * SIDE + j][1]), flags, True)
+            else:
+                put(right, gl.where(gl.expand_dims(valid, 1), y, 0), 64)
             thread_barrier()
             mbarrier.arrive(taken.index(slot), count=1)
-            if j == 0:
-                flags = put_decoded(tiles[0], 0, x, _factors(code, valid, 0), flags, True)
-                flags = put_decoded(tiles[1], 0, y, _factors(code, valid, 2), flags, True)
-            elif j == 1:
-                flags = put_decoded(tiles[2], 0, x, _factors(code, valid, 4), flags, True)
-                flags = put_decoded(tiles[3], 0, y, _factors(code, valid, 6), flags, True)
-            elif j == 2:
-                flags = put_decoded(tiles[0], 64, x, _factors(code, valid, 1), flags, True)
-                flags = put_decoded(tiles[1], 64, y, _factors(code, valid, 3), flags, True)
-            elif j == 3:
-                flags = put_decoded(tiles[2], 64, x, _factors(code, valid, 5), flags, True)
-                put(tiles[3], gl.where(counts, y, 0), 64)
-            else:
-                put(tiles[3], gl.where(counts, x, 0), 96)
-            used += 1
-        biases.index(turn).store(gl.where(valid & poisoned(flags, KEYS), float("nan"), fill))
+        if SIDE == 1:
+            used = 5 * done + 4
+            slot = used % slots
+            mbarrier.wait(landed.index(slot), (used // slots) & 1)
+            x = ring.index(2 * slot).load(WORDS)
+            put(right, gl.where(gl.expand_dims(valid, 1), x, 0), 96)
+            thread_barrier()
+            mbarrier.arrive(taken.index(slot), count=1)
+        biases.index(2 * turn + SIDE).store(gl.where(valid & poisoned(flags, KEYS), float("nan"), fill))
         thread_barrier()
-        mbarrier.arrive(full.index(turn), count=1)
+        mbarrier.arrive(full.index(2 * turn + SIDE), count=1)
         done += 1
 
 
@@ -132,17 +119,24 @@ def _score(
     done = TURN - half
     for block in range(part + (TURN - half) * programs, blocks, step * programs):
         turn = done & 1
-        mbarrier.wait(full.index(turn), (done >> 1) & 1)
-        fence_async_shared()
-        thread_barrier()
+        # else the descriptors of all products are made once and kept, in local memory
+        nothing = unknown(turn * 0)
         s = gl.zeros([64, 64], gl.float32, SCORES)
-        for i in gl.static_range(4):
-            s = warpgroup_mma(queries.index(i), tiles[i].permute((1, 0)), s, use_acc=i > 0, is_async=True)
-        bias = gl.expand_dims(biases.index(turn).load(gl.SliceLayout(0, SCORES)), 0)
-        for i in gl.static_range(4):
-            s = warpgroup_mma_wait(3 - i, deps=[s])
+        bias = gl.zeros([64], gl.float32, gl.SliceLayout(0, SCORES))
+        for side in gl.static_range(2):
+            mbarrier.wait(full.index(2 * turn + side), (done >> 1) & 1)
+            fence_async_shared()
             thread_barrier()
-            mbarrier.arrive(empty.index(i), count=1)
+            for i in gl.static_range(2 * side, 2 * side + 2):
+                s = warpgroup_mma(
+                    queries.index(i + nothing), tiles[i].index(nothing).permute((1, 0)), s, use_acc=i > 0, is_async=True
+                )
+            # 0, -inf in both, or NaN
+            bias += biases.index(2 * turn + side).load(gl.SliceLayout(0, SCORES))
+            s = warpgroup_mma_wait(0, deps=[s])
+            thread_barrier()
+            mbarrier.arrive(empty.index(side), count=1)
+        bias = gl.expand_dims(bias, 0)
         s = gl.where(bias == 0.0, s, bias)
         gl.store(tops + block * 64 + heads, block_maximum(s, scale))
         gl.store(scores + block * 4096 + gl.arange(0, 4096, STORED_SCORES), stored_scores(s))
@@ -158,7 +152,7 @@ def score_blocks(
     cache, shift, stride, capacity, index, i_b, i_s, lengths, width,
     extra_cache, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, extra_lengths, extra_width,
     given, scores, tops, HEAD_BLOCKS: gl.constexpr, SLOTS: gl.constexpr, SCORES_REGISTERS: gl.constexpr,
-    FETCH_REGISTERS: gl.constexpr, DECODE_REGISTERS: gl.constexpr,
+    DECODE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Scores of the blocks ``part, part + programs, ...`` of a row, -inf for keys that do not count, and their maxima.
 
@@ -187,39 +181,41 @@ def score_blocks(
     else:
         query = (gl.allocate_shared_memory(gl.bfloat16, [4, 64, 128], SWIZZLED),)
     tiles = (
-        gl.allocate_shared_memory(gl.bfloat16, [BLOCK, 128], SWIZZLED),
-        gl.allocate_shared_memory(gl.bfloat16, [BLOCK, 128], SWIZZLED),
-        gl.allocate_shared_memory(gl.bfloat16, [BLOCK, 128], SWIZZLED),
-        gl.allocate_shared_memory(gl.bfloat16, [BLOCK, 128], SWIZZLED),
+        gl.allocate_shared_memory(gl.bfloat16, [1, BLOCK, 128], SWIZZLED),
+        gl.allocate_shared_memory(gl.bfloat16, [1, BLOCK, 128], SWIZZLED),
+        gl.allocate_shared_memory(gl.bfloat16, [1, BLOCK, 128], SWIZZLED),
+        gl.allocate_shared_memory(gl.bfloat16, [1, BLOCK, 128], SWIZZLED),
     )
     ring = gl.allocate_shared_memory(gl.int32, [2 * SLOTS, BLOCK, 16], PLAIN_2D)
     noted_at_once: gl.constexpr = SLOTS // 2
     notes = (
         gl.allocate_shared_memory(gl.int64, [noted_at_once, BLOCK], PLAIN),
-        gl.allocate_shared_memory(gl.float32, [noted_at_once, BLOCK], PLAIN),
+        gl.allocate_shared_memory(gl.bfloat16, [noted_at_once, BLOCK], PLAIN),
     )
-    biases = gl.allocate_shared_memory(gl.float32, [2, BLOCK], PLAIN)
+    biases = gl.allocate_shared_memory(gl.float32, [4, BLOCK], PLAIN)
     landed = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     taken = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     noted = gl.allocate_shared_memory(gl.int64, [noted_at_once, 1], mbarrier.MBarrierLayout())
-    full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     asked = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for i in gl.static_range(SLOTS):
         mbarrier.init(landed.index(i), count=FETCHING)
         mbarrier.init(taken.index(i), count=1)
     for i in gl.static_range(noted_at_once):
         mbarrier.init(noted.index(i), count=1)
-    for i in gl.static_range(2):
-        mbarrier.init(full.index(i), count=1)
     for i in gl.static_range(4):
+        mbarrier.init(full.index(i), count=1)
+    for i in gl.static_range(2):
         mbarrier.init(empty.index(i), count=HEAD_BLOCKS)
     mbarrier.init(asked, count=HEAD_BLOCKS)
     fence_async_shared()
     thread_barrier()
     bars = (full, empty, asked)
+    decoding = (landed, taken, noted, full, empty)
     gl.warp_specialize(
         [
+            (fetch_blocks, (held, lists, ring, notes, (landed, taken, noted), part, programs)),
             (
                 _score,
                 (
@@ -234,9 +230,9 @@ def score_blocks(
                     row_blocks, HEAD_BLOCKS,
                 ),
             ),
-            (_decode, (blocks, ring, notes, tiles, biases, (landed, taken, noted, full, empty), part, programs)),
-            (fetch, (held, lists, ring, notes, (landed, taken, noted), part, programs, part * 0, WHOLE)),
+            (_decode, (FIRST, blocks, ring, notes, tiles, biases, decoding, part, programs)),
+            (_decode, (SECOND, blocks, ring, notes, tiles, biases, decoding, part, programs)),
         ],
-        [4, 8, 4],
-        [SCORES_REGISTERS, DECODE_REGISTERS, FETCH_REGISTERS],
+        [4, 4, 4, 4],
+        [SCORES_REGISTERS, SCORES_REGISTERS, DECODE_REGISTERS, DECODE_REGISTERS],
     )  # fmt: skip

@@ -11,88 +11,99 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
     fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from dsv4_triton.hopper_fetch import FETCHING, fetch
+from dsv4_triton.hopper_fetch import copy_group, entries, slot_factors
 from dsv4_triton.hopper_items import offset_of, row_lengths
 from dsv4_triton.hopper_keys import put, put_decoded
 from dsv4_triton.hopper_layouts import (
     BLOCK,
-    KEYS,
     PLAIN,
     PLAIN_2D,
     SCORES,
     STORED_SCORES,
     SUMS,
     SWIZZLED,
-    WORDS,
+    WORDS_8,
     thread_barrier,
     wait_for_previous,
 )
-from dsv4_triton.hopper_notes import factors_of
+from dsv4_triton.hopper_notes import place_of
 from dsv4_triton.hopper_softmax import finish, weigh
 
 FIRST = gl.constexpr(0)
+KEYS = gl.constexpr(gl.SliceLayout(1, WORDS_8))
 SECOND = gl.constexpr(1)
-PART = gl.constexpr(False)
 #: slices of 128 columns
 SLICES = gl.constexpr(4)
 
 
 @gluon.jit
-def _factors(code, valid, group):
-    """The factors of a group of each key, 0 for keys that do not count."""
-    return gl.where(valid, factors_of((code >> (8 * group).to(gl.int64)).to(gl.int32) & 255), 0)
+def _ask(lists, found, ring, notes, block, slice_):
+    """Copies of a block's groups of a slice, and of what decoding has to know of its keys, on their way."""
+    codes, fills = notes
+    entry, main, inside = found
+    slot = block % codes.shape[0]
+    place, code, valid = place_of(lists, entry, main, inside)
+    async_copy.async_copy_global_to_shared(codes.index(slot), code)
+    fills.index(slot).store(gl.where(valid, 1, 0))
+    copy_group(place, 2 * slice_, ring.index(3 * slot), WORDS_8)
+    copy_group(place, 2 * slice_ + 1, ring.index(3 * slot + 1), WORDS_8)
+    if slice_ == SLICES - 1:
+        copy_group(place, 8, ring.index(3 * slot + 2), WORDS_8)
 
 
 @gluon.jit
-def _decode(blocks, ring, notes, tiles, bars, slice_):
-    """The role of four warps: raw bytes of a slice's columns to bf16, block by block."""
-    landed, taken, noted, full, empty = bars
+def _keys(row, lists, ring, notes, tiles, bars, slice_):
+    """The role of eight warps: raw bytes of a slice's columns, some blocks ahead, and from them bf16.
+
+    These are two groups of 64 bytes; the last slice has one of e4m3 and two of rope.
+    """
+    full, empty = bars
     codes, fills = notes
-    slots: gl.constexpr = ring.shape[0] // 2
-    entries_noted: gl.constexpr = codes.shape[0]
+    blocks = row[2]
+    slots: gl.constexpr = codes.shape[0]
     stages: gl.constexpr = tiles.shape[0]
-    used = 0
+    found = entries(row, slice_ * 0, KEYS)
+    for block in gl.static_range(slots - 1):
+        if block < blocks:
+            _ask(lists, found, ring, notes, block, slice_)
+            found = entries(row, slice_ * 0 + block + 1, KEYS)
+        async_copy.commit_group()
     for block in range(blocks):
-        entry = block % entries_noted
-        slot = used % slots
-        mbarrier.wait(noted.index(entry), (block // entries_noted) & 1)
-        mbarrier.wait(landed.index(slot), (used // slots) & 1)
-        code = codes.index(entry).load(KEYS)
-        valid = fills.index(entry).load(KEYS) == 0.0
-        x = ring.index(2 * slot).load(WORDS)
-        y = ring.index(2 * slot + 1).load(WORDS)
-        mbarrier.wait(empty.index(block % stages), ((block // stages) & 1) ^ 1)
-        thread_barrier()
-        mbarrier.arrive(taken.index(slot), count=1)
-        tile = tiles.index(block % stages)
-        flags = gl.full([BLOCK, 16], 0, gl.int32, WORDS)
-        flags = put_decoded(tile, 0, x, _factors(code, valid, 2 * slice_), flags, True)
-        used += 1
+        slot = block % slots
+        stage = block % stages
+        if block + slots - 1 < blocks:
+            _ask(lists, found, ring, notes, block + slots - 1, slice_)
+            found = entries(row, block + slots, KEYS)
+        async_copy.commit_group()
+        async_copy.wait_group(slots - 1)
+        code = codes.index(slot).load(KEYS)
+        valid = fills.index(slot).load(KEYS) != 0
+        counts = gl.expand_dims(valid, 1)
+        x = ring.index(3 * slot).load(WORDS_8)
+        y = ring.index(3 * slot + 1).load(WORDS_8)
+        mbarrier.wait(empty.index(stage), ((block // stages) & 1) ^ 1)
+        tile = tiles.index(stage)
+        flags = gl.full([BLOCK, 16], 0, gl.int32, WORDS_8)
+        flags = put_decoded(tile, 0, x, slot_factors(code, valid, 2 * slice_), flags, True)
         if slice_ == SLICES - 1:
-            counts = gl.expand_dims(valid, 1)
-            slot = used % slots
-            mbarrier.wait(landed.index(slot), (used // slots) & 1)
-            z = ring.index(2 * slot).load(WORDS)
-            thread_barrier()
-            mbarrier.arrive(taken.index(slot), count=1)
             put(tile, gl.where(counts, y, 0), 64)
-            put(tile, gl.where(counts, z, 0), 96)
-            used += 1
+            put(tile, gl.where(counts, ring.index(3 * slot + 2).load(WORDS_8), 0), 96)
         else:
-            flags = put_decoded(tile, 64, y, _factors(code, valid, 2 * slice_ + 1), flags, True)
+            flags = put_decoded(tile, 64, y, slot_factors(code, valid, 2 * slice_ + 1), flags, True)
         thread_barrier()
-        mbarrier.arrive(full.index(block % stages), count=1)
+        mbarrier.arrive(full.index(stage), count=1)
 
 
 @gluon.jit
 def _weigh(
-    TURN: gl.constexpr, blocks, row_blocks, scores, tops, scale, weights, hand, bars, HEAD_BLOCKS: gl.constexpr,
+    TURN: gl.constexpr, blocks, row_blocks, scores, tops, scale, held, weights, hand, bars, HEAD_BLOCKS: gl.constexpr,
 ):  # fmt: skip
     """A role of four warps: weights of every second block (64 heads), or of 64 heads (128 heads)."""
     ready, used = bars
@@ -104,13 +115,26 @@ def _weigh(
     tops += half * row_blocks.to(gl.int64) * 64
     heads = gl.arange(0, 64, gl.SliceLayout(1, SCORES))
     wait_for_previous()
+    first = TURN - half
+    at = gl.arange(0, 4096, STORED_SCORES)
+    if first < blocks:
+        async_copy.async_copy_global_to_shared(held.index(2 * TURN), scores + (first * 4096 + at))
+    async_copy.commit_group()
+    block_top = gl.load(tops + (first * 64 + heads))
     top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-    for block in range(TURN - half, blocks, step):
-        stored = gl.load(scores + (block * 4096 + gl.arange(0, 4096, STORED_SCORES)))
-        block_top = gl.load(tops + (block * 64 + heads))
+    done = 0
+    for block in range(first, blocks, step):
+        after = gl.minimum(block + step, blocks - 1)
+        async_copy.async_copy_global_to_shared(held.index(2 * TURN + ((done + 1) & 1)), scores + (after * 4096 + at))
+        async_copy.commit_group()
+        next_top = gl.load(tops + (after * 64 + heads))
+        if step == 2:
+            before = gl.load(tops + (gl.maximum(block - 1, 0) * 64 + heads))
+        async_copy.wait_group(1)
+        stored = held.index(2 * TURN + (done & 1)).load(STORED_SCORES)
         if step == 2:
             if block > 0:
-                top = gl.maximum(top, gl.load(tops + ((block - 1) * 64 + heads)))
+                top = gl.maximum(top, before)
         s = gl.permute(gl.reshape(stored, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))  # the inverse of stored_scores
         s = gl.convert_layout(gl.reshape(s, [64, BLOCK]), SCORES, assert_trivial=True)
         p, keep, top = weigh(s, scale, top, block_top)
@@ -122,6 +146,8 @@ def _weigh(
         sums.index(entry).store(gl.sum(p, 1))
         thread_barrier()
         mbarrier.arrive(ready.index(entry), count=1)
+        block_top = next_top
+        done += 1
 
 
 @gluon.jit
@@ -188,7 +214,7 @@ def add_stream(
     cache, shift, stride, capacity, index, i_b, i_s, lengths, width,
     extra_cache, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, extra_lengths, extra_width,
     given, scores, tops, scale, HEAD_BLOCKS: gl.constexpr, SLOTS: gl.constexpr, STAGES: gl.constexpr,
-    DEPTH: gl.constexpr, WEIGH_REGISTERS: gl.constexpr, DECODE_REGISTERS: gl.constexpr, FETCH_REGISTERS: gl.constexpr,
+    DEPTH: gl.constexpr, WEIGH_REGISTERS: gl.constexpr, KEYS_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """128 columns of the output of a row; the first program of a row also has its lse.
 
@@ -209,10 +235,11 @@ def add_stream(
     lse += offset_of(b, l_b, s, l_s)
     tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK, 128], SWIZZLED)
     weights = gl.allocate_shared_memory(gl.bfloat16, [HEAD_BLOCKS * DEPTH, 64, BLOCK], SWIZZLED)
-    ring = gl.allocate_shared_memory(gl.int32, [2 * SLOTS, BLOCK, 16], PLAIN_2D)
+    ring = gl.allocate_shared_memory(gl.int32, [3 * SLOTS, BLOCK, 16], PLAIN_2D)
+    scores_held = gl.allocate_shared_memory(gl.float32, [4, 4096], PLAIN)
     notes = (
         gl.allocate_shared_memory(gl.int64, [SLOTS, BLOCK], PLAIN),
-        gl.allocate_shared_memory(gl.float32, [SLOTS, BLOCK], PLAIN),
+        gl.allocate_shared_memory(gl.int32, [SLOTS, BLOCK], PLAIN),
     )
     # of each block: the factor of what came before, the maximum with it, the sum of its weights
     hand = (
@@ -220,17 +247,10 @@ def add_stream(
         gl.allocate_shared_memory(gl.float32, [HEAD_BLOCKS * DEPTH, 64], PLAIN),
         gl.allocate_shared_memory(gl.float32, [HEAD_BLOCKS * DEPTH, 64], PLAIN),
     )
-    landed = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    taken = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    noted = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [HEAD_BLOCKS * DEPTH, 1], mbarrier.MBarrierLayout())
     used = gl.allocate_shared_memory(gl.int64, [HEAD_BLOCKS * DEPTH, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(SLOTS):
-        mbarrier.init(landed.index(i), count=FETCHING)
-        mbarrier.init(taken.index(i), count=1)
-        mbarrier.init(noted.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
@@ -249,11 +269,10 @@ def add_stream(
                     HEAD_BLOCKS,
                 ),
             ),
-            (_weigh, (FIRST, blocks, row_blocks, scores, tops, scale, weights, hand, weighing, HEAD_BLOCKS)),
-            (_weigh, (SECOND, blocks, row_blocks, scores, tops, scale, weights, hand, weighing, HEAD_BLOCKS)),
-            (_decode, (blocks, ring, notes, tiles, (landed, taken, noted, full, empty), slice_)),
-            (fetch, (held, lists, ring, notes, (landed, taken, noted), row * 0, row * 0 + 1, slice_, PART)),
+            (_weigh, (FIRST, blocks, row_blocks, scores, tops, scale, scores_held, weights, hand, weighing, HEAD_BLOCKS)),
+            (_weigh, (SECOND, blocks, row_blocks, scores, tops, scale, scores_held, weights, hand, weighing, HEAD_BLOCKS)),
+            (_keys, (held, lists, ring, notes, tiles, (full, empty), slice_)),
         ],
-        [4, 4, 4, 4],
-        [WEIGH_REGISTERS, WEIGH_REGISTERS, DECODE_REGISTERS, FETCH_REGISTERS],
+        [4, 4, 8],
+        [WEIGH_REGISTERS, WEIGH_REGISTERS, KEYS_REGISTERS],
     )  # fmt: skip
