@@ -22,6 +22,7 @@ from dsv4_triton.hopper_layouts import (
     SWIZZLED_WORDS,
     TOP_BITS,
     WORDS,
+    here,
 )
 
 
@@ -139,8 +140,10 @@ def poisoned(flags, KEYS: gl.constexpr):
 
 @gluon.jit
 def _group_words(places, GROUP: gl.constexpr):
-    """The GROUP-th 64 bytes of each key."""
-    return words_of(places, GROUP * 64, PIECES, WORDS)
+    """The GROUP-th 64 bytes of each key, asked for here and not further down."""
+    words = words_of(places, GROUP * 64, PIECES, WORDS)
+    here()
+    return words
 
 
 @gluon.jit

@@ -87,6 +87,12 @@ thread_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.jit
+def here():
+    """Loads above it are issued above it: the assembler would gather them in front of the next barrier."""
+    gl.inline_asm_elementwise("bar.warp.sync 0xffffffff; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def launch_dependents():
     """The next kernel may be launched beside this one, as soon as all programs have said so."""
     gl.inline_asm_elementwise(
