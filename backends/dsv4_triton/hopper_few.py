@@ -21,7 +21,7 @@ from dsv4_triton.workload import LOG2E, Workload
 
 #: registers of a thread by role; the default role gets what is left of what the whole is compiled for
 SCORE = {
-    1: {"SLOTS": 8, "SCORES_REGISTERS": 96, "DECODE_REGISTERS": 104},
+    1: {"SLOTS": 10, "SCORES_REGISTERS": 96, "DECODE_REGISTERS": 104},
     2: {"SLOTS": 4, "SCORES_REGISTERS": 96, "DECODE_REGISTERS": 104},
 }
 SCORE_OPTIONS = {"num_warps": 4, "maxnreg": 96}
@@ -29,7 +29,7 @@ SCORE_OPTIONS = {"num_warps": 4, "maxnreg": 96}
 ADD = {
     "one": ({"COLUMNS": 32, "RING": 14, "AT_ONCE": 5, "AHEAD": 3, "PREPARE_REGISTERS": 168}, 168),
     "two": ({"COLUMNS": 32, "RING": 2, "AT_ONCE": 3, "AHEAD": 1, "PREPARE_REGISTERS": 80}, 80),
-    "wide": ({"COLUMNS": 64, "RING": 6, "AT_ONCE": 5, "AHEAD": 3, "PREPARE_REGISTERS": 168}, 168),
+    "wide": ({"COLUMNS": 64, "RING": 6, "AT_ONCE": 9, "AHEAD": 3, "PREPARE_REGISTERS": 168}, 168),
 }
 STREAM = {
     1: {"SLOTS": 4, "STAGES": 3, "DEPTH": 4, "WEIGH_REGISTERS": 96, "KEYS_REGISTERS": 80},

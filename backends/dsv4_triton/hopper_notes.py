@@ -96,6 +96,22 @@ def address_of(lists, slot, main, inside):
 
 
 @gluon.jit
+def entries_of(row, step, LAYOUT: gl.constexpr, KEYS: gl.constexpr):
+    """Entries of a row's lists, KEYS at a time, whether they are of the first one, whether they are within its length.
+
+    No lane is masked off: a load that some lanes leave out is waited for at once.
+    """
+    n, extra, blocks, index, extra_index = row
+    main_blocks = (n + BLOCK - 1) // BLOCK
+    place = step * KEYS + gl.arange(0, KEYS, LAYOUT)
+    main = place < main_blocks * BLOCK
+    key = gl.where(main, place, place - main_blocks * BLOCK)
+    length = gl.where(main, n, extra)
+    inside = gl.maximum(gl.minimum(key, length - 1), 0)
+    return gl.load(gl.where(main, index + inside, extra_index + inside)), main, key < length
+
+
+@gluon.jit
 def place_of(lists, slot, main, inside):
     """Addresses of keys as int64, pointers to their eight scale bytes each, which of them count.
 

@@ -18,11 +18,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from dsv4_triton.hopper_fetch import copy_group, entries, slot_factors
+from dsv4_triton.hopper_fetch import copy_group, slot_factors
 from dsv4_triton.hopper_items import offset_of, row_lengths
 from dsv4_triton.hopper_keys import put, put_decoded
 from dsv4_triton.hopper_layouts import (
     BLOCK,
+    MOST_BLOCKS,
     PLAIN,
     PLAIN_2D,
     SCORES,
@@ -33,25 +34,47 @@ from dsv4_triton.hopper_layouts import (
     thread_barrier,
     wait_for_previous,
 )
-from dsv4_triton.hopper_notes import place_of
+from dsv4_triton.hopper_notes import address_of, entries_of
 from dsv4_triton.hopper_softmax import finish, weigh
 
 FIRST = gl.constexpr(0)
 KEYS = gl.constexpr(gl.SliceLayout(1, WORDS_8))
+#: all keys of a row, 256 at a time
+NOTING = gl.constexpr(gl.BlockedLayout([1], [32], [8], [0]))
 SECOND = gl.constexpr(1)
 #: slices of 128 columns
 SLICES = gl.constexpr(4)
 
 
 @gluon.jit
-def _ask(lists, found, ring, notes, block, slice_):
-    """Copies of a block's groups of a slice, and of what decoding has to know of its keys, on their way."""
-    codes, fills = notes
-    entry, main, inside = found
-    slot = block % codes.shape[0]
-    place, code, valid = place_of(lists, entry, main, inside)
-    async_copy.async_copy_global_to_shared(codes.index(slot), code)
-    fills.index(slot).store(gl.where(valid, 1, 0))
+def _note(row, lists, notes, slice_):
+    """Where all keys of a row are, and the factors of both groups of a slice's columns; 0 for keys that do not count.
+
+    Of rope the factors say no more than that.
+    """
+    places, factors, others = notes
+    steps: gl.constexpr = places.shape[0]
+    found = ()
+    for j in gl.static_range(steps):
+        found = found + (entries_of(row, slice_ * 0 + j, NOTING, 256),)
+    located = ()
+    for j in gl.static_range(steps):
+        entry, main, inside = found[j]
+        located = located + (address_of(lists, entry, main, inside),)
+    for j in gl.static_range(steps):
+        place, codes, valid = located[j]
+        places.index(j).store(place)
+        factors.index(j).store(slot_factors(codes, valid, 2 * slice_))
+        other = slot_factors(codes, valid, 2 * slice_ + 1)
+        others.index(j).store(gl.where(slice_ == SLICES - 1, gl.where(valid, 1, 0), other))
+
+
+@gluon.jit
+def _ask(places, ring, block, slice_):
+    """Copies of a block's groups of a slice on their way."""
+    slots: gl.constexpr = ring.shape[0] // 3
+    slot = block % slots
+    place = places.index(block).load(KEYS)
     copy_group(place, 2 * slice_, ring.index(3 * slot), WORDS_8)
     copy_group(place, 2 * slice_ + 1, ring.index(3 * slot + 1), WORDS_8)
     if slice_ == SLICES - 1:
@@ -65,38 +88,38 @@ def _keys(row, lists, ring, notes, tiles, bars, slice_):
     These are two groups of 64 bytes; the last slice has one of e4m3 and two of rope.
     """
     full, empty = bars
-    codes, fills = notes
     blocks = row[2]
-    slots: gl.constexpr = codes.shape[0]
+    slots: gl.constexpr = ring.shape[0] // 3
     stages: gl.constexpr = tiles.shape[0]
-    found = entries(row, slice_ * 0, KEYS)
+    _note(row, lists, notes, slice_)
+    places = notes[0]._reinterpret(gl.int64, [MOST_BLOCKS, BLOCK], PLAIN)
+    factors = notes[1]._reinterpret(gl.int32, [MOST_BLOCKS, BLOCK], PLAIN)
+    others = notes[2]._reinterpret(gl.int32, [MOST_BLOCKS, BLOCK], PLAIN)
     for block in gl.static_range(slots - 1):
         if block < blocks:
-            _ask(lists, found, ring, notes, block, slice_)
-            found = entries(row, slice_ * 0 + block + 1, KEYS)
+            _ask(places, ring, slice_ * 0 + block, slice_)
         async_copy.commit_group()
     for block in range(blocks):
         slot = block % slots
         stage = block % stages
         if block + slots - 1 < blocks:
-            _ask(lists, found, ring, notes, block + slots - 1, slice_)
-            found = entries(row, block + slots, KEYS)
+            _ask(places, ring, block + slots - 1, slice_)
         async_copy.commit_group()
         async_copy.wait_group(slots - 1)
-        code = codes.index(slot).load(KEYS)
-        valid = fills.index(slot).load(KEYS) != 0
-        counts = gl.expand_dims(valid, 1)
+        factor = factors.index(block).load(KEYS)
+        other = others.index(block).load(KEYS)
         x = ring.index(3 * slot).load(WORDS_8)
         y = ring.index(3 * slot + 1).load(WORDS_8)
         mbarrier.wait(empty.index(stage), ((block // stages) & 1) ^ 1)
         tile = tiles.index(stage)
         flags = gl.full([BLOCK, 16], 0, gl.int32, WORDS_8)
-        flags = put_decoded(tile, 0, x, slot_factors(code, valid, 2 * slice_), flags, True)
+        flags = put_decoded(tile, 0, x, factor, flags, True)
         if slice_ == SLICES - 1:
+            counts = gl.expand_dims(other != 0, 1)
             put(tile, gl.where(counts, y, 0), 64)
             put(tile, gl.where(counts, ring.index(3 * slot + 2).load(WORDS_8), 0), 96)
         else:
-            flags = put_decoded(tile, 64, y, slot_factors(code, valid, 2 * slice_ + 1), flags, True)
+            flags = put_decoded(tile, 64, y, other, flags, True)
         thread_barrier()
         mbarrier.arrive(full.index(stage), count=1)
 
@@ -238,8 +261,9 @@ def add_stream(
     ring = gl.allocate_shared_memory(gl.int32, [3 * SLOTS, BLOCK, 16], PLAIN_2D)
     scores_held = gl.allocate_shared_memory(gl.float32, [4, 4096], PLAIN)
     notes = (
-        gl.allocate_shared_memory(gl.int64, [SLOTS, BLOCK], PLAIN),
-        gl.allocate_shared_memory(gl.int32, [SLOTS, BLOCK], PLAIN),
+        gl.allocate_shared_memory(gl.int64, [MOST_BLOCKS // 4, 256], PLAIN),
+        gl.allocate_shared_memory(gl.int32, [MOST_BLOCKS // 4, 256], PLAIN),
+        gl.allocate_shared_memory(gl.int32, [MOST_BLOCKS // 4, 256], PLAIN),
     )
     # of each block: the factor of what came before, the maximum with it, the sum of its weights
     hand = (
