@@ -51,7 +51,7 @@ def launch(
         *_addressing(other), other.indices, *other.indices.stride()[:2], work.extra_lengths, work.extra_width,
     )  # fmt: skip
     with launching_on(q):
-        if serves(work, heads, processors(index)):
+        if serves(work, processors(index)):
             launch_few(q, main, extra, work, scale, out, lse, lists, processors(index))
             return
         for first in range(0, work.rows, work.chunk):

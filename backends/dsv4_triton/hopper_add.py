@@ -32,27 +32,11 @@ from dsv4_triton.hopper_layouts import (
     thread_barrier,
     wait_for_previous,
 )
-from dsv4_triton.hopper_notes import address_of, factors_of
+from dsv4_triton.hopper_notes import address_of, entries_of, factors_of
 from dsv4_triton.hopper_softmax import finish, weigh
 
 FIRST = gl.constexpr(0)
 SECOND = gl.constexpr(1)
-
-
-@gluon.jit
-def _slots_of(row, step, LAYOUT: gl.constexpr, KEYS: gl.constexpr):
-    """A step's entries of a row's lists, whether they are of the first one, whether they are within its length.
-
-    No lane is masked off: a load that some lanes leave out is waited for at once.
-    """
-    n, extra, blocks, index, extra_index = row
-    main_blocks = (n + BLOCK - 1) // BLOCK
-    place = step * KEYS + gl.arange(0, KEYS, LAYOUT)
-    main = place < main_blocks * BLOCK
-    key = gl.where(main, place, place - main_blocks * BLOCK)
-    length = gl.where(main, n, extra)
-    inside = gl.maximum(gl.minimum(key, length - 1), 0)
-    return gl.load(gl.where(main, index + inside, extra_index + inside)), main, key < length
 
 
 @gluon.jit
@@ -65,7 +49,7 @@ def _fill(row, lists, tiles, slice_, first, steps, COLUMNS: gl.constexpr, ROPE: 
     keys: gl.constexpr = words.shape[0]
     slots = ()
     for j in gl.static_range(AT_ONCE):
-        slots = slots + (_slots_of(row, first + 2 * j, key_layout, keys),)
+        slots = slots + (entries_of(row, first + 2 * j, key_layout, keys),)
     x = ()
     codes = ()
     counts = ()

@@ -1,4 +1,4 @@
-# ruff: noqa: N803, RUF059 - constexpr names are upper case, and Gluon compiles a subset of Python
+# ruff: noqa: N803, SIM113 - constexpr names are upper case, and Gluon compiles a subset of Python
 """Packed keys on their way into shared memory as they are, for the kernels for few rows: a ring of raw bytes.
 
 Registers hold loads in flight only as long as nothing that waits shares their scoreboard; copies to shared memory
@@ -12,44 +12,29 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
 from dsv4_triton.hopper_layouts import BLOCK, KEYS, WORDS, thread_barrier
-from dsv4_triton.hopper_notes import factors_of, place_of
+from dsv4_triton.hopper_notes import entries_of, factors_of, place_of
 
 #: threads of this role, each of which says of every slot that its copies are done
 FETCHING = gl.constexpr(128)
-#: Groups of 64 bytes of a whole block, two a slot and one in the last. Two roles decode them: the first takes two slots,
-#: the second three, and no two groups of a slot go to the same tile of 128 channels.
+#: Groups of 64 bytes of a whole block, two a slot and one in the last. Two roles decode them: the first takes two
+#: slots, the second three, and no two groups of a slot go to the same tile of 128 channels.
 GROUPS = gl.constexpr(((0, 2), (1, 3), (4, 6), (5, 7), (8,)))
-
-
-@gluon.jit
-def entries(row, block, LAYOUT: gl.constexpr):
-    """A block's entries of a row's lists, whether they are of the first one, and which are within its length.
-
-    No lane is masked off: a load that some lanes leave out is waited for at once.
-    """
-    n, extra, blocks, index, extra_index = row
-    main_blocks = (n + BLOCK - 1) // BLOCK
-    main = block < main_blocks
-    key = gl.where(main, block, block - main_blocks) * BLOCK + gl.arange(0, BLOCK, LAYOUT)
-    length = gl.where(main, n, extra)
-    inside = gl.maximum(gl.minimum(key, length - 1), 0)
-    return gl.load(gl.where(main, index, extra_index) + inside), main, key < length
 
 
 @gluon.jit
 def fetch_blocks(row, lists, ring, notes, bars, first, step):
     """The role of four warps that fetches blocks ``first, first + step, ...`` of a row, five slots each.
 
-    ring: int32 ``[2 * slots, 64, 16]``; notes (``_note``).
+    ring: int32 ``[2 * slots, 64, 16]``; notes (``_note``). A slot has landed when all copies before it have, too.
     """
     landed, taken, noted = bars
     slots: gl.constexpr = ring.shape[0] // 2
-    entry, main, inside = entries(row, first, KEYS)
+    entry, main, inside = entries_of(row, first, KEYS, BLOCK)
     done = 0
     used = 0
     for block in range(first, row[2], step):
         place, code, valid = place_of(lists, entry, main, inside)
-        entry, main, inside = entries(row, block + step, KEYS)
+        entry, main, inside = entries_of(row, block + step, KEYS, BLOCK)
         mbarrier.wait(taken.index(used % slots), ((used // slots) & 1) ^ 1)
         _note(notes, noted, done, code, valid)
         for j in gl.static_range(5):

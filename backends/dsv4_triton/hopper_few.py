@@ -1,8 +1,8 @@
 """Few rows on Hopper: two kernels that share a row among many programs, with the bits of the one for many rows.
 
-The first makes scores of blocks of keys, the second weights of them, and adds up, a few columns a program. The second
-is launched beside the first (programmatic dependent launch), decodes its keys meanwhile, and waits before it reads what
-the first wrote.
+The first makes scores of blocks of keys, the second weights of them, and adds up, some columns a program. The second
+is launched beside the first (programmatic dependent launch) and waits before it reads what the first wrote; where
+there is room for both it has decoded its keys meanwhile.
 """
 
 from __future__ import annotations
@@ -19,33 +19,32 @@ from dsv4_triton.hopper_score import score_blocks
 from dsv4_triton.hopper_stream import SLICES, add_stream
 from dsv4_triton.workload import LOG2E, Workload
 
-#: registers of a thread by role; the default role gets what is left of what the whole is compiled for
+#: The first kernel by blocks of 64 heads: slots of its ring, registers of a thread by role. The default role gets what
+#: is left of what the whole is compiled for.
 SCORE = {
     1: {"SLOTS": 10, "SCORES_REGISTERS": 96, "DECODE_REGISTERS": 104},
     2: {"SLOTS": 4, "SCORES_REGISTERS": 96, "DECODE_REGISTERS": 104},
 }
 SCORE_OPTIONS = {"num_warps": 4, "maxnreg": 96}
-#: The second kernel: one program a processor, for least time; two, which wait for memory in turns; or of 64 columns.
+#: Kinds of the second, a program for each slice of 64 heads: of 32 columns for least time, of 64 for more rows.
 ADD = {
-    "one": ({"COLUMNS": 32, "RING": 14, "AT_ONCE": 5, "AHEAD": 3, "PREPARE_REGISTERS": 168}, 168),
-    "two": ({"COLUMNS": 32, "RING": 2, "AT_ONCE": 3, "AHEAD": 1, "PREPARE_REGISTERS": 80}, 80),
-    "wide": ({"COLUMNS": 64, "RING": 6, "AT_ONCE": 9, "AHEAD": 3, "PREPARE_REGISTERS": 168}, 168),
+    "narrow": {"COLUMNS": 32, "RING": 14, "AT_ONCE": 5, "AHEAD": 3, "PREPARE_REGISTERS": 168},
+    "wide": {"COLUMNS": 64, "RING": 6, "AT_ONCE": 5, "AHEAD": 3, "PREPARE_REGISTERS": 168},
 }
+ADD_OPTIONS = {"num_warps": 4, "maxnreg": 168}
+#: One of its programs fills a processor.
+PROGRAMS = {kind: 512 // constexprs["COLUMNS"] for kind, constexprs in ADD.items()}
+#: Of 128 columns of all heads of a row, for still more: by blocks of 64 heads, as above.
 STREAM = {
     1: {"SLOTS": 4, "STAGES": 3, "DEPTH": 4, "WEIGH_REGISTERS": 96, "KEYS_REGISTERS": 80},
     2: {"SLOTS": 4, "STAGES": 3, "DEPTH": 2, "WEIGH_REGISTERS": 88, "KEYS_REGISTERS": 56},
 }
 STREAM_OPTIONS = {"num_warps": 4, "maxnreg": 96}
-PROGRAMS = {"one": 16, "two": 16, "wide": 8}
-PROCESSORS = {"one": 16, "two": 8, "wide": 8}
-OTHERWISE = "wide"
-#: turns that programs of the last kind may take
-TURNS = 1
 
 
-def serves(work: Workload, heads: int, processors: int) -> bool:
+def serves(work: Workload, processors: int) -> bool:
     """Whether a call is better off here than as one program for 64 heads of a row. Either way it has the same bits."""
-    return work.splits == 1 and work.rows * SLICES <= TURNS * processors
+    return work.splits == 1 and work.rows * SLICES <= processors
 
 
 def launch_few(
@@ -70,18 +69,16 @@ def launch_few(
         q, *(n // 8 for n in q.stride()[:3]), scale * LOG2E, q.shape[1], programs, row_blocks, *lists, work.given,
         scores, tops, HEAD_BLOCKS=halves, **SCORE[halves], **SCORE_OPTIONS,
     )  # fmt: skip
+    output = (out, *(n // 8 for n in out.stride()[:3]), lse, *lse.stride(), work.sinks, q.shape[1], row_blocks)
+    held = (*lists, work.given, scores, tops, scale * LOG2E)
     if kind == "stream":
         add_stream[(rows * SLICES,)](
-            out, *(n // 8 for n in out.stride()[:3]), lse, *lse.stride(), work.sinks, q.shape[1], row_blocks,
-            *lists, work.given, scores, tops, scale * LOG2E, HEAD_BLOCKS=halves, **STREAM[halves], **STREAM_OPTIONS,
-            launch_pdl=True,
-        )  # fmt: skip
-        return
-    constexprs, most = ADD[kind]
-    add_blocks[(rows * halves * PROGRAMS[kind],)](
-        out, *(n // 8 for n in out.stride()[:3]), lse, *lse.stride(), work.sinks, q.shape[1], row_blocks, halves,
-        *lists, work.given, scores, tops, scale * LOG2E, **constexprs, num_warps=4, maxnreg=most, launch_pdl=True,
-    )  # fmt: skip
+            *output, *held, HEAD_BLOCKS=halves, **STREAM[halves], **STREAM_OPTIONS, launch_pdl=True
+        )
+    else:
+        add_blocks[(rows * halves * PROGRAMS[kind],)](
+            *output, halves, *held, **ADD[kind], **ADD_OPTIONS, launch_pdl=True
+        )
 
 
 def shares(rows: int, halves: int, row_blocks: int, processors: int) -> tuple[str, int]:
@@ -90,9 +87,12 @@ def shares(rows: int, halves: int, row_blocks: int, processors: int) -> tuple[st
     A program for each block, where there is room; a few blocks less where that makes room; where it does not, the
     second kernel's programs have to wait for those of the first in any case.
     """
-    if rows * halves * PROCESSORS[OTHERWISE] > processors:
+    programs = rows * halves * PROGRAMS["wide"]
+    if programs > processors:
         return "stream", max(1, min(row_blocks, processors // rows))
-    kind = "one" if rows * row_blocks + rows * halves * PROCESSORS["one"] <= processors else OTHERWISE
-    beside = (processors - rows * halves * PROCESSORS[kind]) // rows
-    programs = beside if 2 * beside >= row_blocks else processors // rows
-    return kind, max(1, min(row_blocks, programs))
+    narrow = rows * halves * PROGRAMS["narrow"]
+    kind = "wide"
+    if rows * row_blocks + narrow <= processors:
+        kind, programs = "narrow", narrow
+    beside = (processors - programs) // rows
+    return kind, max(1, min(row_blocks, beside if 2 * beside >= row_blocks else processors // rows))

@@ -45,15 +45,10 @@ PIECE_KEYS = gl.constexpr(gl.SliceLayout(1, PIECES))
 NOTES = gl.constexpr(gl.BlockedLayout([1, 4], [16, 2], [4, 1], [1, 0]))
 PLACES = gl.constexpr(gl.SliceLayout(1, NOTES))
 ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
-# The same two for eight warps: each thread has a piece of one key.
+# WORDS for eight warps: each thread has a piece of one key.
 WORDS_8 = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 1], [0, 2]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0], [32, 0]], [], [BLOCK_N, 16]
-    )
-)
-PIECES_8 = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0], [32, 0]], [], [BLOCK_N, 4]
     )
 )
 # Scores of 64 heads and 64 keys in memory, [4096]: 16 bytes of every thread of four warps for each 8 keys.
@@ -88,7 +83,10 @@ thread_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 @gluon.jit
 def here():
-    """Loads above it are issued above it: the assembler would gather them in front of the next barrier."""
+    """What is loaded above it is asked for there: the assembler moves loads down to the next barrier if it may.
+
+    Lanes of a warp that are together anyway need no instruction to come together, only a place that loads do not pass.
+    """
     gl.inline_asm_elementwise("bar.warp.sync 0xffffffff; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 

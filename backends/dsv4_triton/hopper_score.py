@@ -1,8 +1,8 @@
 # ruff: noqa: N803, SIM113 - constexpr names are upper case, and Gluon compiles a subset of Python
 """Few rows, the first of two kernels: scores of blocks of keys, a row's blocks by any number of programs.
 
-Two roles of four warps multiply, every second block or, with 128 heads, half of the heads; eight warps fetch and decode
-keys for them, as ``hopper_keys`` does.
+Two roles of four warps multiply, every second block or, with 128 heads, half of the heads; one fetches keys for them
+(``hopper_fetch``), two decode, half of the channels each.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ def _decode(SIDE: gl.constexpr, blocks, ring, notes, tiles, biases, bars, first,
     slots: gl.constexpr = ring.shape[0] // 2
     left, right = tiles[2 * SIDE].index(0), tiles[2 * SIDE + 1].index(0)
     done = 0
-    for block in range(first, blocks, step):
+    for _ in range(first, blocks, step):
         turn = done & 1
         entry = done % codes.shape[0]
-        # the first slot has the scale bytes
+        # The scale bytes are there with any slot of the block. Its own, as the other role's may be filled again by now.
+        used = 5 * done + 2 * SIDE
         mbarrier.wait(noted.index(entry), (done // codes.shape[0]) & 1)
-        mbarrier.wait(landed.index(5 * done % slots), (5 * done // slots) & 1)
+        mbarrier.wait(landed.index(used % slots), (used // slots) & 1)
         code = codes.index(entry).load(KEYS)
         fill = fills.index(entry).load(KEYS).to(gl.float32)
         valid = fill == 0.0
@@ -61,7 +62,7 @@ def _decode(SIDE: gl.constexpr, blocks, ring, notes, tiles, biases, bars, first,
         for j in gl.static_range(2):
             used = 5 * done + 2 * SIDE + j
             slot = used % slots
-            if j + SIDE > 0:
+            if j > 0:
                 mbarrier.wait(landed.index(slot), (used // slots) & 1)
             x = ring.index(2 * slot).load(WORDS)
             y = ring.index(2 * slot + 1).load(WORDS)

@@ -1,9 +1,9 @@
-# ruff: noqa: N803, RUF005, RUF059 - constexpr names are upper case, and Gluon compiles a subset of Python
-"""Some dozens of rows, the second of two kernels: softmax over a row's blocks, weights times keys, 128 columns a program.
+# ruff: noqa: N803, RUF005, SIM102, SIM113 - constexpr names are upper case, and Gluon compiles a subset of Python
+"""Dozens of rows, the second of two kernels: softmax over a row's blocks, weights times keys, 128 columns a program.
 
 As ``hopper_add`` does it for a few rows, but for all heads of a row at once, and with keys that pass through a ring of
-blocks: one role fetches them, one decodes, two make weights (every second block or, with 128 heads, half of the heads),
-one adds up.
+blocks: eight warps fetch and decode them, two roles of four make weights (every second block or, with 128 heads, half
+of the heads), one adds up.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from dsv4_triton.hopper_notes import address_of, entries_of
 from dsv4_triton.hopper_softmax import finish, weigh
 
 FIRST = gl.constexpr(0)
+SECOND = gl.constexpr(1)
 KEYS = gl.constexpr(gl.SliceLayout(1, WORDS_8))
 #: all keys of a row, 256 at a time
 NOTING = gl.constexpr(gl.BlockedLayout([1], [32], [8], [0]))
-SECOND = gl.constexpr(1)
 #: slices of 128 columns
 SLICES = gl.constexpr(4)
 
@@ -126,9 +126,13 @@ def _keys(row, lists, ring, notes, tiles, bars, slice_):
 
 @gluon.jit
 def _weigh(
-    TURN: gl.constexpr, blocks, row_blocks, scores, tops, scale, held, weights, hand, bars, HEAD_BLOCKS: gl.constexpr,
+    TURN: gl.constexpr, blocks, row_blocks, scores, tops, scale, brought, weights, hand, bars,
+    HEAD_BLOCKS: gl.constexpr,
 ):  # fmt: skip
-    """A role of four warps: weights of every second block (64 heads), or of 64 heads (128 heads)."""
+    """A role of four warps: weights of every second block (64 heads), or of 64 heads (128 heads).
+
+    brought: fp32 ``[4, 4096]``, the scores of a block and of the one behind it for each of the two roles.
+    """
     ready, used = bars
     keeps, maxima, sums = hand
     half: gl.constexpr = TURN if HEAD_BLOCKS == 2 else 0
@@ -140,21 +144,22 @@ def _weigh(
     wait_for_previous()
     first = TURN - half
     at = gl.arange(0, 4096, STORED_SCORES)
+    block_top = gl.zeros([64], gl.float32, gl.SliceLayout(1, SCORES))
     if first < blocks:
-        async_copy.async_copy_global_to_shared(held.index(2 * TURN), scores + (first * 4096 + at))
+        async_copy.async_copy_global_to_shared(brought.index(2 * TURN), scores + (first * 4096 + at))
+        block_top = gl.load(tops + (first * 64 + heads))
     async_copy.commit_group()
-    block_top = gl.load(tops + (first * 64 + heads))
     top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
     done = 0
     for block in range(first, blocks, step):
         after = gl.minimum(block + step, blocks - 1)
-        async_copy.async_copy_global_to_shared(held.index(2 * TURN + ((done + 1) & 1)), scores + (after * 4096 + at))
+        async_copy.async_copy_global_to_shared(brought.index(2 * TURN + ((done + 1) & 1)), scores + (after * 4096 + at))
         async_copy.commit_group()
         next_top = gl.load(tops + (after * 64 + heads))
         if step == 2:
             before = gl.load(tops + (gl.maximum(block - 1, 0) * 64 + heads))
         async_copy.wait_group(1)
-        stored = held.index(2 * TURN + (done & 1)).load(STORED_SCORES)
+        stored = brought.index(2 * TURN + (done & 1)).load(STORED_SCORES)
         if step == 2:
             if block > 0:
                 top = gl.maximum(top, before)
@@ -171,6 +176,7 @@ def _weigh(
         mbarrier.arrive(ready.index(entry), count=1)
         block_top = next_top
         done += 1
+    async_copy.wait_group(0)
 
 
 @gluon.jit
@@ -186,7 +192,7 @@ def _sums(
     acc = ()
     total = ()
     top = ()
-    for half in gl.static_range(HEAD_BLOCKS):
+    for _ in gl.static_range(HEAD_BLOCKS):
         acc = acc + (gl.zeros([64, 128], gl.float32, SUMS),)
         total = total + (gl.zeros([64], gl.float32, rows),)
         top = top + (gl.zeros([64], gl.float32, rows),)
@@ -259,7 +265,7 @@ def add_stream(
     tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK, 128], SWIZZLED)
     weights = gl.allocate_shared_memory(gl.bfloat16, [HEAD_BLOCKS * DEPTH, 64, BLOCK], SWIZZLED)
     ring = gl.allocate_shared_memory(gl.int32, [3 * SLOTS, BLOCK, 16], PLAIN_2D)
-    scores_held = gl.allocate_shared_memory(gl.float32, [4, 4096], PLAIN)
+    brought = gl.allocate_shared_memory(gl.float32, [4, 4096], PLAIN)
     notes = (
         gl.allocate_shared_memory(gl.int64, [MOST_BLOCKS // 4, 256], PLAIN),
         gl.allocate_shared_memory(gl.int32, [MOST_BLOCKS // 4, 256], PLAIN),
@@ -293,8 +299,8 @@ def add_stream(
                     HEAD_BLOCKS,
                 ),
             ),
-            (_weigh, (FIRST, blocks, row_blocks, scores, tops, scale, scores_held, weights, hand, weighing, HEAD_BLOCKS)),
-            (_weigh, (SECOND, blocks, row_blocks, scores, tops, scale, scores_held, weights, hand, weighing, HEAD_BLOCKS)),
+            (_weigh, (FIRST, blocks, row_blocks, scores, tops, scale, brought, weights, hand, weighing, HEAD_BLOCKS)),
+            (_weigh, (SECOND, blocks, row_blocks, scores, tops, scale, brought, weights, hand, weighing, HEAD_BLOCKS)),
             (_keys, (held, lists, ring, notes, tiles, (full, empty), slice_)),
         ],
         [4, 4, 8],
