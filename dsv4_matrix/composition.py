@@ -58,7 +58,7 @@ def execute_composed(
 
 def kinds_of(plan: RunPlan, variant: Variant) -> tuple[str, ...]:
     """Batches of a plan: ``alone``, ``among`` for all others, or names of compositions with commas between."""
-    from dsv4_matrix.cases.compose import kinds_around
+    from dsv4_matrix.cases.turns import kinds_around
     from dsv4_matrix.modes.composed import PADDED
 
     if plan.composition == "among":
@@ -104,8 +104,7 @@ def _execute(case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None, pat
         device=setup.machine.model,
     )
     if verdict.outcome != "passed":
-        reason = verdict.message.partition("\n")[0]
-        return _short(fault(case, setup, Outcome(verdict.outcome), f"the needle: {reason}\n{verdict.message}"))
+        return _short(fault(case, setup, Outcome(verdict.outcome), f"the needle: {verdict.finding}"))
     share = split_sight(alone.steps[0], setup.reference)
     if share < LEAST:
         why = f"another split of the needle's keys changes the bits of {share:.0%} of its heads, {LEAST:.0%} are needed"

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from dsv4_matrix.declaration.model import Case, Matrix
     from dsv4_matrix.execution import Setup
     from dsv4_matrix.machine import Machine
@@ -44,6 +46,39 @@ class Options:
     shard: str | None = None
     timeout: str | None = None
     seeds: str | None = None
+
+    @classmethod
+    def of_command(
+        cls,
+        *,
+        matrix: str | PathLike[str] | None = None,
+        backend: str | None = None,
+        reference: str | None = None,
+        cells: str | None = None,
+        report: str | PathLike[str] | None = None,
+        shard: str | None = None,
+        timeout: str | None = None,
+        seeds: str | None = None,
+        require_gpu: bool = False,
+    ) -> Options:
+        """What a ``dsv4-matrix`` command was given, paths from the current directory.
+
+        A command is about the matrix even without an option, so that one without cases is a mistake.
+        """
+        here = Path.cwd()
+        return cls(
+            matrix=None if matrix is None else here / matrix,
+            backend=backend,
+            reference=reference,
+            cells=cells,
+            report=None if report is None else here / report,
+            require_gpu=require_gpu,
+            search=here,
+            explicit=True,
+            shard=shard,
+            timeout=timeout,
+            seeds=seeds,
+        )
 
 
 class Context:

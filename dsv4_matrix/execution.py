@@ -86,10 +86,16 @@ def together(before: Execution, after: Execution) -> Execution:
 
 
 def with_device_error(done: Execution, case: Case, setup: Setup, said: str) -> Execution:
-    """``done`` of a case after which the device reported the error ``said``: what it answered proves nothing."""
-    if done.result.outcome is Outcome.ERROR:
+    """``done`` of a case after which the device reported the error ``said``: what it answered proves nothing.
+
+    Of what was found before, the first line is told; the rest would be about answers of a broken device.
+    """
+    outcome, reason = done.result.outcome, done.result.reason
+    if outcome is Outcome.ERROR:
         return done  # the backend ran into that error itself
-    earlier = f"\nbefore that: {done.result.outcome}\n{done.message}" if done.message else ""
+    headline = _headline(case, setup.backend.name, setup.machine.model, outcome)
+    found = reason.partition("\n")[0].removeprefix(f"{headline}, ")  # the judge's reason is its whole screen
+    earlier = "" if outcome is Outcome.PASSED else f"\nbefore that: {outcome}, {found}"
     return fault(case, setup, Outcome.ERROR, f"after the case the device reported {said}{earlier}")
 
 
@@ -120,11 +126,8 @@ def _case(case: Case, setup: Setup) -> Execution:
         "replays": int(trace.replays),
     }
     if trace.violations:
-        # The judge's screen without its last lines, which this screen ends with as well.
-        judged = [line for line in verdict.message.splitlines() if not line.startswith(("  seed  ", "  run  "))]
-        return replace(
-            fault(case, setup, Outcome.FAILED, "\n".join([*trace.violations, *judged]), **counts), spent=spent
-        )
+        told = "\n".join([*trace.violations, verdict.finding])
+        return replace(fault(case, setup, Outcome.FAILED, told, **counts), spent=spent)
     result = _result(case, Outcome(verdict.outcome), without_machine(verdict.message), **counts)
     return Execution(result, verdict.message, spent)
 
@@ -165,13 +168,17 @@ def on_screen(case: Case, backend: str, model: str, outcome: Outcome, told: str,
         backend, model: names of what was run, and where; all that a process knows that runs no case itself.
     """
     lines = [
-        f"{case.id}: {outcome} on {backend} ({model})",
+        _headline(case, backend, model, outcome),
         *(f"  {line}" for line in told.splitlines()),
         f"  seed     {case.seed}",
         f"  run      dsv4-matrix run --cells {case.id} --backend {backend}",
     ]
     reason = without_machine(told.strip().partition("\n")[0])
     return Execution(_result(case, outcome, reason, **counts), "\n".join(lines))
+
+
+def _headline(case: Case, backend: str, model: str, outcome: Outcome) -> str:
+    return f"{case.id}: {outcome} on {backend} ({model})"
 
 
 def _frames(trace: TracebackType | None, most: int = 6) -> list[str]:

@@ -63,20 +63,17 @@ def run_matrix(
         0 if all selected cases passed, 1 if anything fell short or could not be recorded, 2 for bad input, 130 if
         interrupted.
     """
-    here = Path.cwd()
     stream = out or sys.stdout
-    options = Options(
-        matrix=None if matrix is None else here / matrix,
+    options = Options.of_command(
+        matrix=matrix,
         backend=backend,
         reference=reference,
         cells=cells,
-        report=None if report is None else here / report,
+        report=report,
         shard=shard,
         timeout=timeout,
         seeds=seeds,
         require_gpu=require_gpu,
-        search=here,
-        explicit=True,
     )
     context = Context(options, elsewhere=True)
     try:

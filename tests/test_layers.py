@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -44,3 +45,28 @@ def test_a_breach_is_noticed(tmp_path: Path, module: str, line: str, contract: s
     assert done.returncode == 1, done.stderr
     broken = [line for line in done.stdout.splitlines() if line.endswith("BROKEN")]
     assert any(contract in line for line in broken), done.stdout
+
+
+def circles(package: str) -> list[list[str]]:
+    """Modules that import each other, directly or by others; an import for types alone counts, unlike in contracts."""
+    graph = grimp.build_graph(package, exclude_type_checking_imports=False, cache_dir=None)
+    behind = {module: graph.find_upstream_modules(module) for module in graph.modules}
+    groups = {frozenset([m, *(n for n in behind[m] if m in behind[n])]) for m in graph.modules}
+    return sorted(sorted(group) for group in groups if len(group) > 1)
+
+
+@pytest.mark.parametrize("package", ["dsv4_matrix", "dsv4_reference", "dsv4_triton"])
+def test_no_modules_import_each_other(package: str) -> None:
+    assert circles(package) == []
+
+
+def test_a_circle_of_types_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "round_about"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "one.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import round_about.two\n")
+    (package / "two.py").write_text("import round_about.three\n")
+    (package / "three.py").write_text("import round_about.one\n")
+    (package / "four.py").write_text("import round_about.one\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert circles("round_about") == [["round_about.one", "round_about.three", "round_about.two"]]

@@ -23,6 +23,7 @@ from dsv4_triton.target import TARGETS, Target
 ATTENTION_POINTERS = {
     "q": "*bf16", "out": "*bf16", "lse": "*fp32", "sink": "*fp32", "scale": "fp32", "index": "*i32", "lengths": "*i32",
     "extra_index": "*i32", "extra_lengths": "*i32", "partial": "*fp32", "cache": "*u8", "extra_cache": "*u8",
+    "scores": "*fp32", "tops": "*fp32",
 }  # fmt: skip
 STORE_POINTERS = {"k": "*i16", "loc": "*i64", "mapping": "*i64", "pool": "*u8", "slots": "*i64", "out": "*bf16"}
 
@@ -91,10 +92,21 @@ def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, A
 
 
 def _hopper_variants() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
-    """Rows of one split, and of several."""
-    from dsv4_triton import hopper
+    """Rows of one split, and of several; few rows: both kernels for 64 and 128 heads, and every kind of the second."""
+    from dsv4_triton import hopper, hopper_few
 
     found = {}
+    for halves in (1, 2):
+        heads, named = 64 * halves, {"HEAD_BLOCKS": halves}
+        score, stream = {**named, **hopper_few.SCORE[halves]}, {**named, **hopper_few.STREAM[halves]}
+        found[f"hopper_score_{heads}"] = (
+            hopper_few.score_blocks, ATTENTION_POINTERS, score, hopper_few.SCORE_OPTIONS,
+        )  # fmt: skip
+        found[f"hopper_stream_{heads}"] = (
+            hopper_few.add_stream, ATTENTION_POINTERS, stream, hopper_few.STREAM_OPTIONS,
+        )  # fmt: skip
+    for kind, constexprs in hopper_few.ADD.items():
+        found[f"hopper_add_{kind}"] = (hopper_few.add_blocks, ATTENTION_POINTERS, constexprs, hopper_few.ADD_OPTIONS)
     for name, split in (("hopper", False), ("hopper_split", True)):
         constexprs = {"SPLIT": split, "HEAD_BLOCKS": 1, "SPLIT_BLOCKS": hopper.SPLIT_BLOCKS, **hopper.REGISTERS}
         found[name] = (hopper.attend, ATTENTION_POINTERS, constexprs, hopper.OPTIONS)

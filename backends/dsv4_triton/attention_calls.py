@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from inspect import Parameter, isfunction, signature
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,8 @@ from dsv4_triton.sparse_prefill import SparsePrefillCache, SparsePrefillWorkspac
 from dsv4_triton.store import unpack
 
 if TYPE_CHECKING:
+    from types import FunctionType
+
     from torch import Tensor
 
     from dsv4_triton.cache import KVCache
@@ -46,8 +49,8 @@ class AttentionCalls:
         ]
         for method, call in CALLS.items():
             if not own[method]:
-                name = getattr(cls, method).__qualname__
-                served.append({"call": call, "kernel": name, "why": f"{cls.__qualname__} overrides {method}"})
+                owner = next(base for base in cls.__mro__ if method in vars(base)).__qualname__
+                served.append({"call": call, "kernel": f"{owner}.{method}", "why": f"{owner} overrides {method}"})
         return tuple(served)
 
     def _forward_paged(
@@ -62,7 +65,7 @@ class AttentionCalls:
                 match_rows(indices, rows, -1).unsqueeze(1),
                 match_rows(lengths, rows, 1),
             )
-        out, lse = self.attend(
+        answer = self.attend(
             q.unsqueeze(1),
             self.cache.swa.view(),
             match_rows(core.swa_page_indices, rows, 0).unsqueeze(1),
@@ -70,6 +73,8 @@ class AttentionCalls:
             sink,
             *extra,
         )
+        heads = q.shape[1]
+        out, lse = self._checked("attend", answer, [rows, 1, heads, HEAD_DIM], [rows, heads, 1])
         return out.squeeze(1), lse.squeeze(-1)
 
     def _forward_sparse_prefill(
@@ -81,9 +86,30 @@ class AttentionCalls:
         if ratio != 0:
             unpack(self.cache.compressed[ratio], cache.regions[ratio].slots, workspace[:compressed, 0])
         unpack(self.cache.swa, cache.swa_token_ids, workspace[compressed:, 0])
-        rows = q.shape[0]
-        return self.attend_prefill(
+        rows, heads, _ = q.shape
+        answer = self.attend_prefill(
             q, workspace, match_rows(indices, rows, -1).unsqueeze(1), match_rows(lengths, rows, 0), sink
+        )
+        return self._checked("attend_prefill", answer, [rows, heads, HEAD_DIM], [rows, heads])
+
+    def __init_subclass__(cls) -> None:
+        """TypeError for a call, its own or a mixin's, that cannot be called as this class calls it."""
+        super().__init_subclass__()
+        for method in CALLS:
+            if isfunction(own := getattr(cls, method)):
+                _check_signature(f"{cls.__qualname__}.{method}", own, getattr(AttentionCalls, method))
+
+    def _checked(self, method: str, answer: object, out: list[int], lse: list[int]) -> tuple[Tensor, Tensor]:
+        """``answer`` of a call that a subclass may override; TypeError unless it is ``(out, lse)`` of these shapes."""
+        owed = [(torch.bfloat16, out), (torch.float32, lse)]
+        if isinstance(answer, (tuple, list)) and len(answer) == 2:
+            found = [(part.dtype, list(part.shape)) if isinstance(part, torch.Tensor) else None for part in answer]
+            if found == owed:
+                return answer[0], answer[1]
+        got = ", ".join(map(_described, answer)) if isinstance(answer, (tuple, list)) else _described(answer)
+        raise TypeError(
+            f"{type(self).__qualname__}.{method} must return (out, lse), torch.bfloat16 {out} and torch.float32 {lse}; "
+            f"got {got or 'nothing'}"
         )
 
     def attend(
@@ -130,6 +156,22 @@ class AttentionCalls:
         keys = KeyList(kv[:, 0], indices, topk_length)
         launch(q.unsqueeze(1), keys, None, attn_sink, self.softmax_scale, out.unsqueeze(1), lse.unsqueeze(1))
         return out, lse
+
+
+def _described(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _check_signature(name: str, own: FunctionType, declared: FunctionType) -> None:
+    """TypeError unless ``own`` takes what ``declared`` takes by position, with and without what has a default there."""
+    parameters = list(signature(declared).parameters.values())
+    needed = [parameter for parameter in parameters if parameter.default is Parameter.empty]
+    for given in (needed, parameters):
+        try:
+            signature(own).bind(*given)
+        except TypeError as error:
+            said = ", ".join(parameter.name for parameter in given)
+            raise TypeError(f"{name}{signature(own)} is called as {name}({said}): {error}") from None
 
 
 def match_rows(values: Tensor, rows: int, fill: int) -> Tensor:

@@ -19,6 +19,7 @@ from dsv4_triton.forward_metadata import DSV4Metadata, RawMetadata
 from dsv4_triton.graph_state import CapturedStep, GraphState
 from dsv4_triton.metadata import DSV4AttnMetadata
 from dsv4_triton.metadata_kernels import build_attn_metadata, fill_attn_metadata, swa_slots, write_c4_selection
+from dsv4_triton.multi_step import DSV4TritonMultiStepBackend
 from dsv4_triton.rows import RowLayout, eager_layout
 from dsv4_triton.runner import is_idle
 from dsv4_triton.sparse_prefill import SparsePrefillWorkspace, takes_sparse_path
@@ -26,10 +27,10 @@ from dsv4_triton.store import pack_and_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Self
 
     from torch import Tensor
 
-    from dsv4_triton.multi_step import DSV4TritonMultiStepBackend
     from dsv4_triton.runner import ForwardBatch, RunnerConfig
 
 
@@ -61,10 +62,10 @@ class DSV4TritonBackend(BreakableGraphSupport, AttentionCalls, Accumulators):
         self._in_graph = False
 
     @classmethod
-    def multi_step(cls, runner: RunnerConfig, *, num_steps: int, compress_ratio: int = 0) -> DSV4TritonMultiStepBackend:
+    def multi_step(
+        cls, runner: RunnerConfig, *, num_steps: int, compress_ratio: int = 0
+    ) -> DSV4TritonMultiStepBackend[Self]:
         """One backend a draft step over shared pools. ValueError for ratio 4 or 128: the draft layer is SWA-only."""
-        from dsv4_triton.multi_step import DSV4TritonMultiStepBackend
-
         return DSV4TritonMultiStepBackend(cls, runner, num_steps=num_steps, compress_ratio=compress_ratio)
 
     # pools

@@ -1,8 +1,8 @@
 """Which attention kernel serves a call: a function of setting, target, shapes, strides and alignment, with its reason.
 
 Batch size, lengths and values have no part in it: a row's bits must not depend on what is computed beside it. The one
-for Hopper serves what it can on such a GPU; ``DSV4_TRITON_KERNEL=portable``, read once when this module is imported,
-leaves everything to the portable kernel.
+for Hopper serves what it can on such a GPU, few rows by other programs than many but with the same bits;
+``DSV4_TRITON_KERNEL=portable``, read once when this module is imported, leaves everything to the portable kernel.
 """
 
 from __future__ import annotations

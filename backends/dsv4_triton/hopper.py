@@ -1,4 +1,4 @@
-"""Launching the Hopper kernel: arguments in its units, a grid of as many programs as there are processors.
+"""Launching the Hopper kernels: arguments in their units, a grid of as many programs as there are processors.
 
 Nothing here reads a tensor's value. Rows of several splits go through the workspace and ``combine`` as on every target.
 """
@@ -11,6 +11,7 @@ import torch
 
 from dsv4_triton.arguments import KeyList
 from dsv4_triton.combine import combine
+from dsv4_triton.hopper_few import launch_few, serves
 from dsv4_triton.hopper_kernel import attend
 from dsv4_triton.hopper_layouts import BLOCK_N, HEADS
 from dsv4_triton.target import launching_on
@@ -45,16 +46,20 @@ def launch(
     work = workload(q, main, extra, sink, lse, BLOCK_N, SPLIT_BLOCKS)
     other, seq, heads = work.other, q.shape[1], q.shape[2]
     index = q.device.index if q.device.index is not None else torch.cuda.current_device()
+    lists = (
+        *_addressing(main), main.indices, *main.indices.stride()[:2], work.lengths, main.width,
+        *_addressing(other), other.indices, *other.indices.stride()[:2], work.extra_lengths, work.extra_width,
+    )  # fmt: skip
     with launching_on(q):
+        if serves(work, processors(index)):
+            launch_few(q, main, extra, work, scale, out, lse, lists, processors(index))
+            return
         for first in range(0, work.rows, work.chunk):
             count = min(work.chunk, work.rows - first)
             items = count * work.splits * (heads // HEADS)
             attend[(min(items, processors(index)),)](
                 q, *(n // 8 for n in q.stride()[:3]), out, *(n // 8 for n in out.stride()[:3]), lse, *lse.stride(),
-                work.sinks, scale * LOG2E, seq, first, items,
-                *_addressing(main), main.indices, *main.indices.stride()[:2], work.lengths, main.width,
-                *_addressing(other), other.indices, *other.indices.stride()[:2], work.extra_lengths, work.extra_width,
-                work.given, work.partial, work.splits,
+                work.sinks, scale * LOG2E, seq, first, items, *lists, work.given, work.partial, work.splits,
                 SPLIT=work.splits > 1, HEAD_BLOCKS=heads // HEADS, SPLIT_BLOCKS=SPLIT_BLOCKS,
                 **REGISTERS, **OPTIONS,
             )  # fmt: skip

@@ -16,7 +16,13 @@ def item_lengths(rows, item, SPLIT: gl.constexpr, HEAD_BLOCKS: gl.constexpr):
     local = item // HEAD_BLOCKS
     if SPLIT:
         local = local // splits
-    b = (local + first_row) // seq
+    return row_lengths((lengths, extra_lengths, width, extra_width, given), (local + first_row) // seq)
+
+
+@gluon.jit
+def row_lengths(lists, b):
+    """Clamped lengths of both lists of a request's rows."""
+    lengths, extra_lengths, width, extra_width, given = lists
     n = gl.load(lengths + b, mask=(given & 1) != 0, other=width)
     extra = gl.load(extra_lengths + b, mask=(given & 2) != 0, other=extra_width)
     return gl.minimum(gl.maximum(n, 0), width), gl.minimum(gl.maximum(extra, 0), extra_width)

@@ -22,6 +22,7 @@ from dsv4_triton.hopper_layouts import (
     SWIZZLED_WORDS,
     TOP_BITS,
     WORDS,
+    here,
 )
 
 
@@ -83,29 +84,41 @@ def _halves(factors):
 
 
 @gluon.jit
-def _put(tile, words, COLUMN: gl.constexpr):
+def put(tile, words, COLUMN: gl.constexpr):
     """Words of bf16 pairs into a tile's columns from COLUMN."""
-    tile._reinterpret(gl.int32, [BLOCK, 64], SWIZZLED_WORDS).slice(COLUMN // 2, words.shape[1], 1).store(words)
+    columns: gl.constexpr = tile.shape[1]
+    tile._reinterpret(gl.int32, [BLOCK, columns // 2], SWIZZLED_WORDS).slice(COLUMN // 2, words.shape[1], 1).store(
+        words
+    )
 
 
 @gluon.jit
-def _put_decoded(tile, COLUMN: gl.constexpr, words, factors, flags, TWICE: gl.constexpr):
-    """A group of a block into 64 columns of its tile, with the factors noted for it; flags, with its NaN codes'."""
+def decoded(words, factors, flags, TWICE: gl.constexpr):
+    """Words of e4m3 bytes [keys, n] -> words of bf16 pairs [keys, 2 n], with the factors noted for each key; flags."""
     first, second = _halves(factors)
     first, words = gl.broadcast(gl.expand_dims(first, 1), words)
     second, words = gl.broadcast(gl.expand_dims(second, 1), words)
     low, high, flags = _decode(words, first, second, flags, TWICE)
-    _put(tile, gl.reshape(gl.join(low, high), [BLOCK, 32]), COLUMN)
+    return gl.reshape(gl.join(low, high), [words.shape[0], 2 * words.shape[1]]), flags
+
+
+@gluon.jit
+def put_decoded(tile, COLUMN: gl.constexpr, words, factors, flags, TWICE: gl.constexpr):
+    """A group of a block into 64 columns of its tile; flags, with its NaN codes'."""
+    words, flags = decoded(words, factors, flags, TWICE)
+    put(tile, words, COLUMN)
     return flags
 
 
 @gluon.jit
-def _group_words(places, GROUP: gl.constexpr):
-    """Words of the GROUP-th 64 bytes of each key: ``[BLOCK, 16]``.
+def words_of(places, at, PIECES: gl.constexpr, WORDS: gl.constexpr):
+    """Words of each key from byte ``at`` of it, as many as the layout WORDS has columns.
 
     L2 takes 256 bytes at a time, so that most groups of a key are there when they are asked for; L1 keeps nothing.
     """
-    piece = (gl.arange(0, 4, gl.SliceLayout(0, PIECES)) * 16 + GROUP * 64).to(gl.int64)
+    keys: gl.constexpr = WORDS.shape[0]
+    columns: gl.constexpr = WORDS.shape[1]
+    piece = (gl.arange(0, columns // 4, gl.SliceLayout(0, PIECES)) * 16 + at).to(gl.int64)
     a, b, c, d = gl.inline_asm_elementwise(
         "ld.global.cg.L2::256B.v4.b32 {$0, $1, $2, $3}, [$4];",
         "=r,=r,=r,=r,l",
@@ -115,7 +128,22 @@ def _group_words(places, GROUP: gl.constexpr):
         pack=1,
     )
     words = gl.join(gl.join(a, c), gl.join(b, d))  # key, piece; word / 2, word % 2
-    return gl.convert_layout(gl.reshape(words, [BLOCK, 16]), WORDS, assert_trivial=True)
+    return gl.convert_layout(gl.reshape(words, [keys, columns]), WORDS, assert_trivial=True)
+
+
+@gluon.jit
+def poisoned(flags, KEYS: gl.constexpr):
+    """Keys that have an e4m3 NaN, from the flags of all their groups."""
+    found = gl.reduce_or(gl.reshape(flags, [BLOCK, 4, 4]), 2) & TOP_BITS
+    return gl.convert_layout(gl.reduce_or(found, 1), KEYS, assert_trivial=True) != 0
+
+
+@gluon.jit
+def _group_words(places, GROUP: gl.constexpr):
+    """The GROUP-th 64 bytes of each key, asked for here and not further down."""
+    words = words_of(places, GROUP * 64, PIECES, WORDS)
+    here()
+    return words
 
 
 @gluon.jit
@@ -127,28 +155,26 @@ def _put_block(x, place, next_places, factors, fill_of, tiles, bias, stage, TWIC
     # Groups 0, 4 and 8 first: with each, L2 takes the 256 bytes it is in. Then so that consecutive stores go to
     # different tiles, as two into the same one are kept apart by a barrier.
     flags = gl.full([BLOCK, 16], 0, gl.int32, WORDS)
-    flags = _put_decoded(tile_a, 0, x0, factors.index(0).load(KEYS), flags, TWICE)
+    flags = put_decoded(tile_a, 0, x0, factors.index(0).load(KEYS), flags, TWICE)
     x7 = _group_words(place, 3)
-    flags = _put_decoded(tile_c, 0, x1, factors.index(4).load(KEYS), flags, TWICE)
+    flags = put_decoded(tile_c, 0, x1, factors.index(4).load(KEYS), flags, TWICE)
     x8 = _group_words(place, 7)
     fill = fill_of.load(KEYS)
     counts = gl.expand_dims(fill == 0.0, 1)
-    _put(tile_d, gl.where(counts, x2, 0), 96)
+    put(tile_d, gl.where(counts, x2, 0), 96)
     x0 = _group_words(next_places, 0)
-    flags = _put_decoded(tile_b, 0, x3, factors.index(2).load(KEYS), flags, TWICE)
+    flags = put_decoded(tile_b, 0, x3, factors.index(2).load(KEYS), flags, TWICE)
     x1 = _group_words(next_places, 4)
-    flags = _put_decoded(tile_d, 0, x4, factors.index(6).load(KEYS), flags, TWICE)
+    flags = put_decoded(tile_d, 0, x4, factors.index(6).load(KEYS), flags, TWICE)
     x2 = _group_words(next_places, 8)
-    flags = _put_decoded(tile_a, 64, x5, factors.index(1).load(KEYS), flags, TWICE)
+    flags = put_decoded(tile_a, 64, x5, factors.index(1).load(KEYS), flags, TWICE)
     x3 = _group_words(next_places, 2)
-    flags = _put_decoded(tile_c, 64, x6, factors.index(5).load(KEYS), flags, TWICE)
+    flags = put_decoded(tile_c, 64, x6, factors.index(5).load(KEYS), flags, TWICE)
     x4 = _group_words(next_places, 6)
-    flags = _put_decoded(tile_b, 64, x7, factors.index(3).load(KEYS), flags, TWICE)
+    flags = put_decoded(tile_b, 64, x7, factors.index(3).load(KEYS), flags, TWICE)
     x5 = _group_words(next_places, 1)
-    poisoned = (gl.reduce_or(gl.reshape(flags, [BLOCK, 4, 4]), 2) & TOP_BITS) != 0
-    poisoned = gl.convert_layout(gl.reduce_or(poisoned.to(gl.int32), 1), KEYS) != 0
-    bias.store(gl.where((fill == 0.0) & poisoned, float("nan"), fill))
-    _put(tile_d, gl.where(counts, x8, 0), 64)
+    bias.store(gl.where((fill == 0.0) & poisoned(flags, KEYS), float("nan"), fill))
+    put(tile_d, gl.where(counts, x8, 0), 64)
     x6 = _group_words(next_places, 5)
     return x0, x1, x2, x3, x4, x5, x6
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from dsv4_triton import workload
@@ -17,6 +18,8 @@ PARTIAL_WORDS = gl.constexpr(workload.PARTIAL_WORDS)
 NOTED = gl.constexpr(4)
 
 BLOCK = gl.constexpr(BLOCK_N)
+#: blocks of a row that the kernels for few rows take: those of one split
+MOST_BLOCKS = gl.constexpr(20)
 TOP_BITS = gl.constexpr(0x80808080 - (1 << 32))  # as int32
 # Scores [64 heads, 64 keys] and sums [64 heads, 128 columns] as wgmma lays them out over four warps. 256 columns in one
 # instruction would need more registers than 16 warps can be compiled for.
@@ -42,8 +45,60 @@ PIECE_KEYS = gl.constexpr(gl.SliceLayout(1, PIECES))
 NOTES = gl.constexpr(gl.BlockedLayout([1, 4], [16, 2], [4, 1], [1, 0]))
 PLACES = gl.constexpr(gl.SliceLayout(1, NOTES))
 ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+# WORDS for eight warps: each thread has a piece of one key.
+WORDS_8 = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0], [32, 0]], [], [BLOCK_N, 16]
+    )
+)
+# Scores of 64 heads and 64 keys in memory, [4096]: 16 bytes of every thread of four warps for each 8 keys.
+STORED_SCORES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[1], [2], [512], [1024], [2048]], [[4], [8], [16], [32], [64]], [[128], [256]], [], [4096]
+    )
+)
+# Weights in shared memory, [4096], as wgmma takes a first operand: 16 bytes of every thread for each 16 keys.
+WEIGHTS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[1], [2], [4], [1024], [2048]], [[8], [16], [32], [64], [128]], [[256], [512]], [], [4096]
+    )
+)
+# As WORDS and PIECES, 32 bytes of 128 keys.
+WORDS_32 = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [64, 0]], [[0, 4], [1, 0], [2, 0], [4, 0], [8, 0]], [[16, 0], [32, 0]], [], [2 * BLOCK_N, 8]
+    )
+)
+PIECES_32 = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[64, 0]], [[0, 1], [1, 0], [2, 0], [4, 0], [8, 0]], [[16, 0], [32, 0]], [], [2 * BLOCK_N, 2]
+    )
+)
 # Queries and outputs [heads, channels] in pieces of 16 bytes.
 ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 
 # Triton 3.7 renamed it.
 thread_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+
+
+@gluon.jit
+def here():
+    """What is loaded above it is asked for there: the assembler moves loads down to the next barrier if it may.
+
+    Lanes of a warp that are together anyway need no instruction to come together, only a place that loads do not pass.
+    """
+    gl.inline_asm_elementwise("bar.warp.sync 0xffffffff; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def launch_dependents():
+    """The next kernel may be launched beside this one, as soon as all programs have said so."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def wait_for_previous():
+    """What the previous kernel wrote is there, when this returns."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)

@@ -7,7 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from dsv4_triton.hopper_items import item_lengths, item_place, item_span, offset_of
-from dsv4_triton.hopper_layouts import BLOCK, NOTES, ONE, PLACES
+from dsv4_triton.hopper_layouts import BLOCK, NOTES, ONE
 
 #: scale bytes up to here need one factor
 ONE_FACTOR = gl.constexpr(134)
@@ -60,50 +60,77 @@ def _lists(indices, request, row):
 
 
 @gluon.jit
-def slots_of(cursor):
+def slots_of(cursor, LAYOUT: gl.constexpr):
     """A block's indices; what stands in place of those beyond the list's length is for ``locate`` to leave out.
 
     No lane is masked off: a load that some lanes leave out is waited for at once.
     """
     item, i, first, count, n, extra, index, extra_index = cursor
-    main, key, length = _keys_of(cursor)
+    main, key, length = _keys_of(cursor, LAYOUT)
     return gl.load(gl.where(main, index, extra_index) + gl.maximum(gl.minimum(key, length - 1), 0))
 
 
 @gluon.jit
-def _keys_of(cursor):
+def _keys_of(cursor, LAYOUT: gl.constexpr):
     """One path for both lists by scalar selects: whether it is the main list, places in the list, its length."""
     item, i, first, count, n, extra, index, extra_index = cursor
     main_blocks = (n + BLOCK - 1) // BLOCK
     block = first + i
     main = block < main_blocks
-    key = gl.where(main, block, block - main_blocks) * BLOCK + gl.arange(0, BLOCK, PLACES)
+    key = gl.where(main, block, block - main_blocks) * BLOCK + gl.arange(0, BLOCK, LAYOUT)
     return main, key, gl.where(main, n, extra)
 
 
 @gluon.jit
-def locate(lists, cursor, slot):
-    """Addresses of a block's keys as int64, their eight scale bytes each, which of them count.
+def locate(lists, cursor, slot, LAYOUT: gl.constexpr):
+    """``address_of`` for a block's keys."""
+    main, key, length = _keys_of(cursor, LAYOUT)
+    return address_of(lists, slot, main, key < length)
 
+
+@gluon.jit
+def address_of(lists, slot, main, inside):
+    """``place_of``, with the scale bytes of the keys in place of their addresses."""
+    place, codes, valid = place_of(lists, slot, main, inside)
+    return place, gl.load(codes), valid
+
+
+@gluon.jit
+def entries_of(row, step, LAYOUT: gl.constexpr, KEYS: gl.constexpr):
+    """Entries of a row's lists, KEYS at a time, whether they are of the first one, whether they are within its length.
+
+    No lane is masked off: a load that some lanes leave out is waited for at once.
+    """
+    n, extra, blocks, index, extra_index = row
+    main_blocks = (n + BLOCK - 1) // BLOCK
+    place = step * KEYS + gl.arange(0, KEYS, LAYOUT)
+    main = place < main_blocks * BLOCK
+    key = gl.where(main, place, place - main_blocks * BLOCK)
+    length = gl.where(main, n, extra)
+    inside = gl.maximum(gl.minimum(key, length - 1), 0)
+    return gl.load(gl.where(main, index + inside, extra_index + inside)), main, key < length
+
+
+@gluon.jit
+def place_of(lists, slot, main, inside):
+    """Addresses of keys as int64, pointers to their eight scale bytes each, which of them count.
+
+    ``main``: whether they are of the first list, for all of them or for each; ``inside``: whether within its length.
     Keys that do not count have the address of slot 0, and become zeros by their factors.
     """
-    item, i, first, count, n, extra, index, extra_index = cursor
     cache, extra_cache, shift, extra_shift, stride, extra_stride, capacity, extra_capacity = lists
-    main, key, length = _keys_of(cursor)
     # unsigned, so that negative indices exceed every capacity
     valid = slot.to(gl.uint32, bitcast=True) < gl.where(main, capacity, extra_capacity).to(gl.uint32)
-    valid = valid & (key < length)
+    valid = valid & inside
     slot = gl.where(valid, slot, 0)
     bits = gl.where(main, shift, extra_shift)
     page = slot >> bits
     entry = slot - (page << bits)
     start = page * gl.where(main, stride, extra_stride)  # in pieces of 16 bytes: 32 bits reach 32 GiB
-    base = gl.where(main, cache, extra_cache)
-    codes = gl.load(
-        base.to(gl.pointer_type(gl.int64), bitcast=True) + (start.to(gl.int64) * 2 + ((72 << bits) + entry))
-    )
-    place = (base + (start + entry * 36).to(gl.int64) * 4).to(gl.int64, bitcast=True)
-    return place, codes, valid
+    base = gl.where(main, cache.to(gl.int64, bitcast=True), extra_cache.to(gl.int64, bitcast=True))
+    codes = base + (start.to(gl.int64) * 2 + ((72 << bits) + entry)) * 8
+    place = base + (start + entry * 36).to(gl.int64) * 16
+    return place, codes.to(gl.pointer_type(gl.int64), bitcast=True), valid
 
 
 @gluon.jit
@@ -114,7 +141,7 @@ def note(notes, entry, located, item):
     places.index(entry).store(place)
     fills.index(entry).store(gl.where(valid, 0.0, float("-inf")))
     byte = _scale_bytes(codes)
-    factors.index(entry).store(gl.permute(_factors(byte, valid), (1, 0)))
+    factors.index(entry).store(gl.permute(gl.where(gl.expand_dims(valid, 1), factors_of(byte), 0), (1, 0)))
     group = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, NOTES)), 0)
     beyond = gl.max(gl.max(gl.where((group < 7) & gl.expand_dims(valid, 1), byte, 0), 1), 0) > ONE_FACTOR
     large.index(entry).store(gl.full([1], 0, gl.int32, ONE) + beyond.to(gl.int32))
@@ -129,11 +156,11 @@ def _scale_bytes(codes):
 
 
 @gluon.jit
-def _factors(byte, valid):
-    """Scale bytes -> the two factors of ``hopper_keys``, in one word; 0 for keys that do not count.
+def factors_of(byte):
+    """Scale bytes -> the two factors of ``hopper_keys``, in one word.
 
     The product is 2**(byte - 127) times the 2**120 that decoding owes. Beyond ONE_FACTOR it exceeds bf16 in one factor.
     """
     first = gl.where(byte == 255, 0x7FC0, (gl.minimum(byte, ONE_FACTOR) + 120) << 7)
     second = (gl.maximum(byte, ONE_FACTOR) - 7) << 7
-    return gl.where(gl.expand_dims(valid, 1), (first << 16) | second, 0)
+    return (first << 16) | second

@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from dsv4_triton.hopper_items import item_lengths, item_place, item_span, offset_of, unknown
 from dsv4_triton.hopper_layouts import ROWS, SCORES, thread_barrier
+from dsv4_triton.hopper_softmax import block_maximum, weigh
 
 
 @gluon.jit
@@ -37,7 +38,7 @@ def _copy_query(q, strides, place, query):
 
 
 @gluon.jit
-def _multiply(query, tiles, stage):
+def multiply(query, tiles, stage):
     """Scores of a block, on their way."""
     s = gl.zeros([64, 64], gl.float32, SCORES)
     for part in gl.static_range(4):
@@ -76,21 +77,16 @@ def scores(
             stage = done & 1
             mbarrier.wait(full.index(stage), (done >> 1) & 1)
             fence_async_shared()
-            s = _multiply(query, tiles, stage)
+            s = multiply(query, tiles, stage)
             s = warpgroup_mma_wait(0, deps=[s])
             if (i + 1 == count) & (item + gl.num_programs(0) < items):
                 # The next item's queries come while this one's last softmax is made.
                 thread_barrier()
                 _copy_query(q, q_strides, item_place(rows, after, SPLIT, HEAD_BLOCKS), query)
-            # online softmax in base 2, of scores that are scaled on their way into the exponent
             bias = gl.expand_dims(biases.index(stage).load(gl.SliceLayout(0, SCORES)), 0)
             s = gl.where(bias == 0.0, s, bias)
-            new_top = gl.maximum(top, gl.max(s, 1) * scale)
-            shift = gl.where(new_top == float("-inf"), 0.0, new_top)
-            p = gl.exp2(s * scale - gl.expand_dims(shift, 1))
-            keep = gl.exp2(top - shift)
-            total = total * keep + gl.sum(p, 1)
-            top = new_top
+            p, keep, top = weigh(s, scale, top, block_maximum(s, scale))
+            total = gl.fma(total, keep, gl.sum(p, 1))
             probabilities.index(stage).store(p.to(gl.bfloat16))
             keeps.index(stage).store(keep)
             tops.index(stage).store(top)

@@ -18,9 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from dsv4_triton.hopper_items import item_lengths, item_place, item_span, offset_of, unknown
-from dsv4_triton.hopper_layouts import NOTED, PARTIAL_WORDS, ROWS, SUMS
+from dsv4_triton.hopper_layouts import NOTED, PARTIAL_WORDS, PLACES, ROWS, SUMS
 from dsv4_triton.hopper_notes import first_block, locate, next_block, note, slots_of
-from dsv4_triton.numerics import LN2, LOG2E
+from dsv4_triton.hopper_softmax import finish
 
 
 @gluon.jit
@@ -63,10 +63,14 @@ def sums(
         first_cursor = first_block(rows, indices, items, SPLIT, HEAD_BLOCKS, SPLIT_BLOCKS)
         second_cursor = next_block(rows, indices, first_cursor, items, SPLIT, HEAD_BLOCKS, SPLIT_BLOCKS)
         third_cursor = next_block(rows, indices, second_cursor, items, SPLIT, HEAD_BLOCKS, SPLIT_BLOCKS)
-        slots, slots_2, slots_3 = slots_of(first_cursor), slots_of(second_cursor), slots_of(third_cursor)
-        located = locate(lists, first_cursor, slots)
-        located_2 = locate(lists, second_cursor, slots_2)
-        located_3 = locate(lists, third_cursor, slots_3)
+        slots, slots_2, slots_3 = (
+            slots_of(first_cursor, PLACES),
+            slots_of(second_cursor, PLACES),
+            slots_of(third_cursor, PLACES),
+        )
+        located = locate(lists, first_cursor, slots, PLACES)
+        located_2 = locate(lists, second_cursor, slots_2, PLACES)
+        located_3 = locate(lists, third_cursor, slots_3, PLACES)
         note(notes, 0, located, first_cursor[0])
         mbarrier.arrive(noted.index(0), count=1)
         note(notes, 1, located_2, second_cursor[0])
@@ -75,10 +79,10 @@ def sums(
         mbarrier.arrive(noted.index(2), count=1)
         # Two more on their way: the scale bytes of one, the slots of the other.
         cursor = next_block(rows, indices, third_cursor, items, SPLIT, HEAD_BLOCKS, SPLIT_BLOCKS)
-        located = locate(lists, cursor, slots_of(cursor))
+        located = locate(lists, cursor, slots_of(cursor, PLACES), PLACES)
         owner = cursor[0]
         cursor = next_block(rows, indices, cursor, items, SPLIT, HEAD_BLOCKS, SPLIT_BLOCKS)
-        slots = slots_of(cursor)
+        slots = slots_of(cursor, PLACES)
     n, extra = item_lengths(rows, gl.program_id(0), SPLIT, HEAD_BLOCKS)
     for item in range(gl.program_id(0), items, step):
         place = item_place(rows, item, SPLIT, HEAD_BLOCKS)
@@ -99,10 +103,10 @@ def sums(
                     entry = (done + NOTED - 1) % NOTED
                     note(notes, entry, located, owner)
                     mbarrier.arrive(noted.index(entry), count=1)
-                    located = locate(lists, cursor, slots)
+                    located = locate(lists, cursor, slots, PLACES)
                     owner = cursor[0]
                     cursor = next_block(rows, indices, cursor, items, SPLIT, HEAD_BLOCKS, SPLIT_BLOCKS)
-                    slots = slots_of(cursor)
+                    slots = slots_of(cursor, PLACES)
                 mbarrier.wait(ready.index(stage), (done >> 1) & 1)
                 fence_async_shared()
                 keep = keeps.index(stage).load(gl.SliceLayout(1, SUMS))
@@ -116,15 +120,10 @@ def sums(
                 acc_a, acc_b = warpgroup_mma_wait(0, deps=[sums_a, sums_b])
                 mbarrier.arrive(empty.index(stage), count=1, pred=i + 1 < count)
                 done += 1
-            # total == 0 tells an empty row and is false for NaN: a poisoned row must not come out as zeros
-            vacant = total == 0.0
-            filled = gl.where(vacant, 1.0, total)
-            weight = gl.exp2(sinks * LOG2E - gl.where(vacant, 0.0, top))
-            factor = gl.where(vacant, 0.0, 1.0 / (filled + weight))
+            factor, row_lse = finish(top, total, sinks)
             if SPLIT:
                 factor = gl.where(splits > 1, 1.0, factor)
             if SIDE == 0:
-                row_lse = gl.where(vacant, float("inf"), (top + gl.log2(filled)) * LN2)
                 lse_at = lse_base + (offset_of(b, l_b, s, l_s) + h.to(gl.int64) * l_h)
                 if SPLIT:
                     gl.store(lse_at, row_lse, mask=(h >= 0) & (splits == 1))

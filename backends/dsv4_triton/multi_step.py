@@ -7,7 +7,7 @@ window ends at itself and holds the keys of earlier steps, as in serial decoding
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dsv4_triton.refusals import check_draft_runner, refuse
 from dsv4_triton.runner import DECODE, IDLE
@@ -17,9 +17,41 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from dsv4_triton.backend import DSV4TritonBackend
+    from dsv4_triton.cache import KVCache
     from dsv4_triton.forward_metadata import DSV4Metadata
     from dsv4_triton.runner import ForwardBatch, RunnerConfig
+
+
+class StepBackend(Protocol):
+    """What the draft asks of the backend of one step; ``DSV4TritonBackend`` is one, and says what each call does."""
+
+    cache: KVCache
+
+    def __init__(self, runner: RunnerConfig, cache: KVCache | None = None) -> None: ...
+
+    @property
+    def has_static_inputs(self) -> bool: ...
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> None: ...
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None: ...
+
+    def init_forward_metadata_out_graph(self, batch: ForwardBatch, *, in_capture: bool = False) -> None: ...
+
+    def init_forward_metadata_in_graph(self, batch: ForwardBatch) -> None: ...
+
+    def prepare_forward_metadata_for_breakable_cuda_graph_replay(
+        self,
+        capture_metadata: DSV4Metadata,
+        live_batch: ForwardBatch,
+        *,
+        static_forward_batch: ForwardBatch | None = None,
+    ) -> None: ...
+
+    def on_after_cuda_graph_warmup(self) -> None: ...
+
+
+Backend = TypeVar("Backend", bound=StepBackend)
 
 
 @dataclass
@@ -43,7 +75,7 @@ class StepBatch:
         return self.seq_lens.shape[0]
 
 
-class DSV4TritonMultiStepBackend:
+class DSV4TritonMultiStepBackend(Generic[Backend]):
     """``num_steps - 1`` backends of class ``backend_class``; ``batch`` is always the flat one of the whole draft.
 
     Its ``seq_lens`` is the committed prefix and its ``out_cache_loc`` ``[bs * num_steps]`` is request-major.
@@ -53,7 +85,7 @@ class DSV4TritonMultiStepBackend:
     """
 
     def __init__(
-        self, backend_class: type[DSV4TritonBackend], runner: RunnerConfig, *, num_steps: int, compress_ratio: int = 0
+        self, backend_class: type[Backend], runner: RunnerConfig, *, num_steps: int, compress_ratio: int = 0
     ) -> None:
         check_draft_runner(runner, num_steps, compress_ratio)
         self.num_steps = num_steps
@@ -62,7 +94,7 @@ class DSV4TritonMultiStepBackend:
         self._backends = (first, *later)
 
     @property
-    def attn_backends(self) -> Sequence[DSV4TritonBackend]:
+    def attn_backends(self) -> Sequence[Backend]:
         """The N - 1 backends, in step order."""
         return self._backends
 

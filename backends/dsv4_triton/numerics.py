@@ -146,6 +146,42 @@ def packed_scale(byte):
     return first | (first << 16), second | (second << 16)
 
 
+def _decode_text(word: str, factors: tuple[str, str], *finish: str) -> str:
+    """PTX of ``decode_packed``, up to the second factor: four e4m3 bytes of a word into bf16 pairs t and u."""
+    lines = [
+        ".reg .b32 a, b, t, u, n, c, d",
+        f"prmt.b32 a, {word}, 0, 0x1404",
+        f"prmt.b32 b, {word}, 0, 0x3424",
+        "shr.b32 t, a, 4",
+        "shr.b32 u, b, 4",
+        "and.b32 a, a, 0x80008000",
+        "and.b32 b, b, 0x80008000",
+        "lop3.b32 t, t, 0x07f007f0, a, 0xEA",
+        "lop3.b32 u, u, 0x07f007f0, b, 0xEA",
+        f"and.b32 n, {word}, 0x7f7f7f7f",
+        "add.u32 n, n, 0x01010101",
+        "prmt.b32 c, n, 0, 0x9988",
+        "prmt.b32 d, n, 0, 0xBBAA",
+        f"fma.rn.bf16x2 t, t, {factors[0]}, c",
+        f"fma.rn.bf16x2 u, u, {factors[1]}, d",
+        "mov.b32 n, 0x80008000",
+    ]
+    return "{ " + "; ".join((*lines, *finish)) + "; }"
+
+
+#: into four tensors of the lanes' shape, one scale a lane
+DECODE_LANES = tl.constexpr(
+    _decode_text(
+        "$4", ("$5", "$5"), "fma.rn.bf16x2 t, t, $6, n", "fma.rn.bf16x2 u, u, $6, n", "mov.b32 {$0, $1}, t",
+        "mov.b32 {$2, $3}, u",
+    )
+)  # fmt: skip
+#: into four neighbours of one tensor, each with a scale of its own
+DECODE_NEIGHBOURS = tl.constexpr(
+    _decode_text("$2", ("$3", "$4"), "fma.rn.bf16x2 $0, t, $5, n", "fma.rn.bf16x2 $1, u, $6, n")
+)
+
+
 @device_function
 def decode_packed(lanes, first, second):
     """Four e4m3 bytes an int32 lane, times the scale -> four bf16 tensors of the lanes' shape (byte 0 .. byte 3).
@@ -155,28 +191,7 @@ def decode_packed(lanes, first, second):
     bit over the half word, and all ones is a bf16 NaN, added by the first multiply. fma serves sm_80, mul does not.
     """
     return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 a, b, t, u, n, c, d;
-        prmt.b32 a, $4, 0, 0x1404;
-        prmt.b32 b, $4, 0, 0x3424;
-        shr.b32 t, a, 4;
-        shr.b32 u, b, 4;
-        and.b32 a, a, 0x80008000;
-        and.b32 b, b, 0x80008000;
-        lop3.b32 t, t, 0x07f007f0, a, 0xEA;
-        lop3.b32 u, u, 0x07f007f0, b, 0xEA;
-        and.b32 n, $4, 0x7f7f7f7f;
-        add.u32 n, n, 0x01010101;
-        prmt.b32 c, n, 0, 0x9988;
-        prmt.b32 d, n, 0, 0xBBAA;
-        fma.rn.bf16x2 t, t, $5, c;
-        fma.rn.bf16x2 u, u, $5, d;
-        mov.b32 n, 0x80008000;
-        fma.rn.bf16x2 t, t, $6, n;
-        fma.rn.bf16x2 u, u, $6, n;
-        mov.b32 {$0, $1}, t;
-        mov.b32 {$2, $3}, u;
-        }""",
+        DECODE_LANES,
         "=h,=h,=h,=h,r,r,r",
         [lanes, first, second],
         dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
@@ -196,26 +211,7 @@ def decode_scaled(code, byte, ASM: tl.constexpr):
         first = tl.where(byte == 255, 0x7FC0, (tl.minimum(byte, 134) + 120) << 7).to(tl.int16)
         second = ((tl.maximum(byte, 134) - 7) << 7).to(tl.int16)
         value = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 a, b, t, u, n, c, d;
-            prmt.b32 a, $2, 0, 0x1404;
-            prmt.b32 b, $2, 0, 0x3424;
-            shr.b32 t, a, 4;
-            shr.b32 u, b, 4;
-            and.b32 a, a, 0x80008000;
-            and.b32 b, b, 0x80008000;
-            lop3.b32 t, t, 0x07f007f0, a, 0xEA;
-            lop3.b32 u, u, 0x07f007f0, b, 0xEA;
-            and.b32 n, $2, 0x7f7f7f7f;
-            add.u32 n, n, 0x01010101;
-            prmt.b32 c, n, 0, 0x9988;
-            prmt.b32 d, n, 0, 0xBBAA;
-            fma.rn.bf16x2 t, t, $3, c;
-            fma.rn.bf16x2 u, u, $4, d;
-            mov.b32 n, 0x80008000;
-            fma.rn.bf16x2 $0, t, $5, n;
-            fma.rn.bf16x2 $1, u, $6, n;
-            }""",
+            DECODE_NEIGHBOURS,
             "=r,=r,r,r,r,r,r",
             [code, first, second],
             dtype=tl.bfloat16,

@@ -1,8 +1,9 @@
 """One request, the needle, in batches of many kinds: what it says is the same in each, all around it differs.
 
-A pure function over scenarios. Fillers, pages, slots and request rows are drawn from the seed of the fillers; the
-needle's keys, entries, selection and queries are laid over them from a scenario in which it is alone. So the same
-logical rows are answered in other places of the batch, beside other rows, from other physical pages.
+A pure function over scenarios; ``turns`` says which batches there are. Fillers, pages, slots and request rows are drawn
+from the seed of the fillers; the needle's keys, entries, selection and queries are laid over them from a scenario in
+which it is alone. So the same logical rows are answered in other places of the batch, beside other rows, from other
+physical pages.
 """
 
 from __future__ import annotations
@@ -13,39 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dsv4_matrix.cases.batch import DRAFT_RUNNER, Span, StepPlan, forward_mode
+from dsv4_matrix.cases.batch import DRAFT_RUNNER
 from dsv4_matrix.cases.build import assemble
 from dsv4_matrix.cases.queries import FINE
 from dsv4_matrix.cases.scenario import Placement, Scenario, Step
+from dsv4_matrix.cases.turns import ALONE, has_needle, needle_of, step_plans, turns_of
 from dsv4_matrix.declaration.model import Case, Matrix, Variant
-from dsv4_matrix.protocol import ForwardMode
-
-#: Tokens by which a shorter needle's prefix grows: a whole page keeps its place in a page, a group and a window. Then
-#: its window is full, and there are entries enough for keys to be split.
-_PAGE = 256
-#: Committed tokens of neighbours, beside the needle's own length.
-_LONG, _SHORT = 1900, 2
-_SOME, _OTHERS = 70, 131
-
-ALONE = "alone"
-#: Kinds of batches, each a row of requests: ``N`` is the needle, the others are fillers by name.
-KINDS: dict[str, str] = {
-    ALONE: "N",
-    "first": "N a b",
-    "middle": "a N b",
-    "last": "a b N",
-    "dup": "N a N",
-    "permuted": "b N a",
-    "long-neighbour": "long N",
-    "short-neighbour": "N short",
-    "empty-neighbour": "empty N empty",
-    "nan-neighbour": "nan N nan",
-}
-_PREFIXES = {"a": _SOME, "b": _OTHERS, "long": _LONG, "short": _SHORT, "empty": 0, "nan": _SOME}
-#: ``chunk-5``: the needle's rows in turns of five, alone, each turn over what the backend stored of those before it.
-CHUNK = "chunk-"
-#: A chunked prefill here takes this many turns of equal size, and one of fewer rows where they do not divide evenly.
-_TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -69,38 +43,6 @@ class Composition:
     rows: tuple[tuple[slice, ...], ...]
 
 
-@dataclass(frozen=True)
-class _Turn:
-    """One step of a kind: the batch's requests by name, the needle's step and rows that it repeats."""
-
-    kind: str
-    names: tuple[str, ...]
-    own: int
-    part: slice
-
-    @property
-    def count(self) -> int:
-        return int(self.part.stop - self.part.start)
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        return tuple(at for at, name in enumerate(self.names) if name == "N")
-
-
-def has_needle(case: Case) -> bool:
-    """Whether ``case`` has a request at all; an idle case has none."""
-    return case.variant is not None and bool(case.variant.prefix_lens)
-
-
-def kinds_around(variant: Variant) -> tuple[str, ...]:
-    """Every kind that a needle of ``variant`` can stand in but ``alone``: a prefill of several rows also in chunks."""
-    kinds = tuple(kind for kind in KINDS if kind != ALONE)
-    rows = _needle(variant)[1]
-    if forward_mode(variant) is not ForwardMode.EXTEND or rows < 2:
-        return kinds
-    return (*kinds, f"{CHUNK}{max(1, rows // _TURNS)}")
-
-
 def compose(case: Case, matrix: Matrix, device: str, kinds: Sequence[str], fillers: int) -> Composition:
     """The needle of ``case`` in batches of ``kinds``, with fillers drawn from ``fillers`` and the case's id.
 
@@ -109,13 +51,13 @@ def compose(case: Case, matrix: Matrix, device: str, kinds: Sequence[str], fille
     """
     if case.cell is None or case.variant is None or not has_needle(case):
         raise ValueError(f"{case.id}: has no request that could be a needle")
-    prefix, rows = _needle(case.variant)
+    prefix, rows = needle_of(case.variant)
     steps = case.variant.num_steps - 1 if case.cell.mode == DRAFT_RUNNER else 1
-    groups = [_turns(case, kind, rows, steps) for kind in kinds]
+    groups = [turns_of(case, kind, rows, steps) for kind in kinds]
     turns = [turn for group in groups for turn in group]
-    alone = assemble(case, _plans(case.variant, [_turns(case, ALONE, rows, steps)], prefix), matrix, device, FINE)
+    alone = assemble(case, step_plans(case.variant, [turns_of(case, ALONE, rows, steps)], prefix), matrix, device, FINE)
     around = replace(case, id=f"{case.id}#fillers-{fillers}")  # another seed; no declared id has this character
-    scenario = assemble(around, _plans(case.variant, groups, prefix), matrix, device)
+    scenario = assemble(around, step_plans(case.variant, groups, prefix), matrix, device)
     laid: list[tuple[Step, Placement]] = []
     for turn, step, placement in zip(turns, scenario.steps, scenario.placements, strict=True):
         for at in turn.places:
@@ -140,40 +82,6 @@ def variant_for(composition: Composition, variant: Variant) -> Variant:
     """``variant`` for driving a composition in a graph: a bucket that leaves pad rows behind the largest batch."""
     largest = max(placement.batch.batch_size for placement in composition.scenario.placements)
     return replace(variant, bucket=largest + 2)
-
-
-def _needle(variant: Variant) -> tuple[int, int]:
-    """``(prefix, rows)`` of the longest request, grown to at least a page."""
-    lengths = variant.extend_lens or (1,) * len(variant.prefix_lens)
-    prefix, rows = max(zip(variant.prefix_lens, lengths, strict=True))
-    return (prefix if prefix >= _PAGE else prefix + _PAGE), rows
-
-
-def _turns(case: Case, kind: str, rows: int, steps: int) -> list[_Turn]:
-    """Steps of one kind; ``rows`` and ``steps`` are the needle's."""
-    if kind in KINDS:
-        return [_Turn(kind, tuple(KINDS[kind].split()), step, slice(0, rows)) for step in range(steps)]
-    size = kind.removeprefix(CHUNK)
-    if not kind.startswith(CHUNK) or not size.isdecimal() or int(size) < 1:
-        raise ValueError(f"{case.id}: no composition is called {kind}; there are {', '.join(KINDS)}, {CHUNK}5")
-    assert case.variant is not None
-    if forward_mode(case.variant) is not ForwardMode.EXTEND:
-        raise ValueError(f"{case.id}: {kind} is of a prefill, this is {case.variant.forward}")
-    cuts = range(0, rows, int(size))
-    return [_Turn(kind, ("N",), 0, slice(first, min(first + int(size), rows))) for first in cuts]
-
-
-def _plans(variant: Variant, groups: Sequence[Sequence[_Turn]], prefix: int) -> tuple[StepPlan, ...]:
-    """Steps of these turns, each kind under tables of its own, all requests distinct. ``prefix`` is the needle's."""
-    mode = forward_mode(variant)
-    plans, first = [], 0
-    for group, turns in enumerate(groups):
-        for turn in turns:
-            lengths = [(prefix if name == "N" else _PREFIXES[name]) + turn.own + turn.part.start for name in turn.names]
-            spans = tuple(Span(first + at, length, turn.count, turn.count) for at, length in enumerate(lengths))
-            plans.append(StepPlan(mode, spans, group))
-        first += len(turns[0].names)
-    return tuple(plans)
 
 
 def _overlaid(

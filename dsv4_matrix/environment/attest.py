@@ -6,7 +6,6 @@ workers, device index) is told too, since the gate changes it on purpose.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ from typing import Any
 
 from dsv4_matrix.environment.launch import RECORD
 from dsv4_matrix.environment.profile import Profile
+from dsv4_matrix.shard.driver import served_cuda
 
 UNSET = "(unset)"
 
@@ -164,11 +164,7 @@ def _driver(torch: Any) -> str:
         release = f"{_MODULE.read_text('ascii').strip()}, "
     except (OSError, UnicodeDecodeError):
         release = ""
-    found = ctypes.c_int()
-    status = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
-    if status != 0:
-        raise RuntimeError(f"cuDriverGetVersion: CUDA error {status}")
-    return f"{release}CUDA {found.value}"
+    return f"{release}CUDA {served_cuda()}"
 
 
 def _encode(value: Any) -> bytes:

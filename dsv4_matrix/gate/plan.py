@@ -23,7 +23,7 @@ class RunPlan:
         hash_seed: ``PYTHONHASHSEED``.
         locale, timezone: ``LC_ALL`` and ``TZ``.
         composition: the batches around each needle: ``alone``, ``among`` for all others, or names of kinds of batches
-            (``cases.compose``) with commas between.
+            (``cases.turns``) with commas between.
         fillers: enters the seed of all rows but the needle.
         device: entry of CUDA_VISIBLE_DEVICES; empty for all that the user gave.
     """

@@ -45,15 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if plan is None:
         print("dsv4_matrix.gate_command.child: no plan; 'dsv4-matrix gate' starts this", file=sys.stderr)
         return BAD_INPUT
-    options = Options(
-        matrix=Path(args.matrix),
+    options = Options.of_command(
+        matrix=args.matrix,
         backend=args.backend,
         reference=args.reference,
         cells=args.cells,
         report=args.report,
         require_gpu=args.require_gpu,
-        search=Path.cwd(),
-        explicit=True,
     )
     try:
         router = None if args.router is None else load_router(args.router)
@@ -142,8 +140,8 @@ def _architecture(context: Context) -> str:
     return f"sm{major}{minor}"
 
 
-def comparable(matrix: Matrix, device: str, level: Level) -> list[Case]:
-    """Cases of ``device`` that have a needle and promise ``level``."""
+def comparable(matrix: Matrix, device: str | None, level: Level) -> list[Case]:
+    """Cases of ``device``, or of any for None, that have a needle and promise ``level``."""
     return [
         case
         for case in matrix.cases(device)

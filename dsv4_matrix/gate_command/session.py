@@ -55,24 +55,15 @@ def gate(
     """
     asked = Level(level)
     here = Path.cwd()
-    options = Options(
-        matrix=None if matrix is None else here / matrix,
-        backend=backend,
-        reference=reference,
-        cells=cells,
-        report=None,
-        require_gpu=require_gpu,
-        search=here,
-        explicit=True,
+    options = Options.of_command(
+        matrix=matrix, backend=backend, reference=reference, cells=cells, require_gpu=require_gpu
     )
     context = Context(options)
     try:
         if record is not None and (cells is not None or every != 1):
             raise BadInputError("--record: evidence is of the whole matrix; leave out --cells and --every")
         plans = _plans(asked, workers, devices)
-        on_any = {case.id for case in comparable(context.matrix, "cpu", asked)}
-        chosen = sampled((case.id for case in context.selected), every)
-        least = max(1, 2 * len(on_any & set(chosen)))
+        least = _least(context, every, asked)
     except (BadInputError, ValueError) as error:
         print(f"dsv4-matrix gate: {as_of_command(str(error))}", file=sys.stderr)
         return BAD_INPUT
@@ -123,6 +114,22 @@ def recorder(matrix: Path, level: Level, folder: Path) -> Record:
         return f"evidence recorded in {path}; 'dsv4-matrix table --write' brings it into README.md"
 
     return write
+
+
+def _least(context: Context, every: int, level: Level) -> int:
+    """Rows to be compared at least: two for each chosen case that every device runs.
+
+    BadInputError if no chosen case can be compared, whatever the device.
+    """
+    chosen = set(sampled((case.id for case in context.selected), every))
+    if not chosen & {case.id for case in comparable(context.matrix, None, level)}:
+        sample = f", of which --every {every} leaves {len(chosen)}," if every != 1 else ""
+        raise BadInputError(
+            f"none of the {len(context.selected)} selected cases{sample} can be compared at {level.value}: a probe, a "
+            f"refusal and a case without a request have no rows, and a cell may promise less; 'dsv4-matrix explain "
+            f"CELL' shows what a cell promises, 'dsv4-matrix list' its cases"
+        )
+    return max(1, 2 * len(chosen & {case.id for case in comparable(context.matrix, "cpu", level)}))
 
 
 def _plans(level: Level, workers: int, devices: str | None) -> tuple[RunPlan, RunPlan]:

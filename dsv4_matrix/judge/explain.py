@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dsv4_matrix.judge.compare import Answer, absolute_error
-from dsv4_matrix.judge.sensitivity import applies, edited, without_sink
+from dsv4_matrix.judge.compare import Answer
+from dsv4_matrix.judge.distance import absolute_error
+from dsv4_matrix.judge.sensitivity import without_sink
 from dsv4_matrix.judge.truth import EPS_BF16
+from dsv4_matrix.judge.wrong_keys import both_lists_short, edited, other_scales, short_lists
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from dsv4_matrix.judge.truth import Oracle, Truth
 
 _ROWS = 16
+_NAMES = 4
 _CHUNKS = 8
 _TRUNCATED = 0.85
 
@@ -31,6 +34,8 @@ def explanations(
     oracle: Oracle, observation: Observation, others: Sequence[Observation], bad_rows: Sequence[int]
 ) -> list[str]:
     """Sentences such as ``window 127 (rows 3, 5)``, most telling first; empty if nothing known fits.
+
+    At most four names, and last what no name speaks for: a name for some rows is not one for all.
 
     Args:
         oracle: of the step that was observed.
@@ -49,7 +54,16 @@ def explanations(
             found.setdefault(name, []).append(row)
     for name, row in _misplaced(oracle, observation, bad_rows[:_ROWS]):
         found.setdefault(name, []).append(row)
-    return [f"{name} ({name_rows(rows)})" for name, rows in sorted(found.items(), key=lambda item: -len(item[1]))]
+    names = [f"{name} ({name_rows(rows)})" for name, rows in sorted(found.items(), key=lambda item: -len(item[1]))]
+    named = {row for rows in found.values() for row in rows}
+    if not names:
+        return []
+    told = names[:_NAMES]
+    if unnamed := [row for row in bad_rows[:_ROWS] if row not in named]:
+        told.append(f"no known mistake in {name_rows(unnamed)}")
+    if len(bad_rows) > _ROWS:
+        told.append(f"{len(bad_rows) - _ROWS} more not looked at")
+    return told
 
 
 def name_rows(rows: Sequence[int], most: int = 8) -> str:
@@ -60,47 +74,25 @@ def name_rows(rows: Sequence[int], most: int = 8) -> str:
 
 
 def _output_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str]:
-    candidates = [
-        (edit.name, edited(oracle, truth, edit))
-        for edit in oracle.sight.edits
-        if bool(applies(oracle, truth, edit).any())
-    ]
+    candidates = [(edit.name, edited(oracle, truth, edit)) for edit in oracle.sight.edits]
     candidates.append(("sink left out", without_sink(oracle, truth)))
     candidates.append(("zeros, as for a row without keys", torch.zeros_like(truth.out)))
     candidates.append(("heads in reverse order", truth.out.flip(1)))
     _, heads, width = truth.out.shape
     candidates.append(("[heads, 512] written as [512, heads]", truth.out.mT.reshape(1, heads, width)))
-    candidates += _short_lists(oracle, truth)
+    candidates += short_lists(oracle, truth)
+    if _lse_is_off(truth, answer):
+        # Keys of another size give other scores; under the right ones the output alone is too large or too small.
+        candidates += other_scales(oracle, truth)
     names = [name for name, output in candidates if _fits(truth, answer.out, output)]
+    if not names:
+        # Two mistakes at once look like one of them where the other weighs little, so that one is told first.
+        names = [name for name, output in both_lists_short(oracle, truth) if _fits(truth, answer.out, output)]
     if poison := _poison(truth, answer):
         names.append(poison)
     if _truncates(truth, answer):
         names.append("rounded towards zero instead of to nearest")
     return names
-
-
-def _short_lists(oracle: Oracle, truth: Truth) -> list[tuple[str, Tensor]]:
-    """What one row would have answered over a list of compressed entries that ends too soon.
-
-    Edits of the sight drop the entries with the smallest and the largest number; the C4 list is in the indexer's order,
-    so its last one is neither.
-    """
-    index, window = oracle.sight.index[truth.rows], oracle.sight.window
-    entries = (index[0, window:] >= 0).nonzero()[:, 0].tolist()
-    tokens = int((index[0, :window] >= 0).sum())
-    lengths = {"last compressed entry of the list missing": len(entries) - 1}
-    if tokens < len(entries) - 1:
-        lengths["compressed entries cut to the length of the window's list"] = tokens
-    found = []
-    for name, length in lengths.items():
-        if entries and length >= 0:
-            cut = index.clone()
-            cut[0, window + entries[length] :] = -1
-            step = oracle.step
-            q = step.q[truth.rows]
-            out, _ = oracle.reference.attend(q, oracle.stored, cut, step.sink, step.softmax_scale)
-            found.append((name, out))
-    return found
 
 
 def _poison(truth: Truth, answer: Answer) -> str:
@@ -125,9 +117,12 @@ def _poison(truth: Truth, answer: Answer) -> str:
 
 
 def _truncates(truth: Truth, answer: Answer) -> bool:
-    """Whether nearly every element is the oracle's cut to bf16, where rounding to nearest would cut only half."""
+    """Whether nearly every element is the oracle's cut to bf16, where rounding to nearest would cut only half.
+
+    An element that bf16 holds exactly, as of a row with one key, says nothing about rounding.
+    """
     cut = (truth.out.to(torch.float32).view(torch.int32) & ~0xFFFF).view(torch.float32)
-    return bool(((answer.out == cut).to(torch.float64).mean() > _TRUNCATED) & (answer.out != truth.out).any())
+    return bool(((answer.out == cut) & (cut != truth.out)).to(torch.float64).mean() > _TRUNCATED)
 
 
 def _lse_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str]:
@@ -138,13 +133,16 @@ def _lse_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str]:
         ("lse negated", -truth.lse),
         ("lse -inf instead of +inf for a row without keys", torch.where(truth.lse.isinf(), -torch.inf, truth.lse)),
     ]
-    wrong = absolute_error(answer.lse, truth.lse)
-    out_of_budget = bool((wrong > truth.lse_budget).any())
+    if not _lse_is_off(truth, answer):
+        return []
     return [
-        name
-        for name, lse in candidates
-        if out_of_budget and bool((absolute_error(answer.lse, lse) <= 2 * truth.lse_budget + 1e-6).all())
+        name for name, lse in candidates if bool((absolute_error(answer.lse, lse) <= 2 * truth.lse_budget + 1e-6).all())
     ]
+
+
+def _lse_is_off(truth: Truth, answer: Answer) -> bool:
+    """Whether some log-sum-exp is out of budget."""
+    return bool((absolute_error(answer.lse, truth.lse) > truth.lse_budget).any())
 
 
 def _misplaced(oracle: Oracle, observation: Observation, bad_rows: Sequence[int]) -> list[tuple[str, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dsv4_matrix.judge.compare import TIGHT, Answer, Check, compare, misfit
-from dsv4_matrix.judge.message import Place, failure_message, insensitive_message, misfit_message
+from dsv4_matrix.judge.message import Place, failure_finding, insensitive_finding, misfit_finding
 from dsv4_matrix.judge.sensitivity import effects, perturbation_names
 from dsv4_matrix.judge.sight import Kind, sight_of
 from dsv4_matrix.judge.truth import Oracle
@@ -78,11 +78,10 @@ def judge(
     for observation in observations:
         reason = misfit(observation, scenario.steps[observation.step])
         if reason:
-            return Verdict("failed", float("inf"), misfit_message(place, observation, reason))
+            return _not_passed(place, "failed", float("inf"), misfit_finding(observation, reason))
     unseen = sorted(set(range(len(scenario.steps))) - {observation.step for observation in observations})
     if unseen:
-        head = place.headline("failed", f"no answer was observed for steps {unseen}")
-        return Verdict("failed", float("inf"), "\n".join([head, *place.footer()]))
+        return _not_passed(place, "failed", float("inf"), f"no answer was observed for steps {unseen}")
 
     with _one_thread(), torch.no_grad():
         findings = [
@@ -134,8 +133,8 @@ def _conclude(
         observation, ratios = failing[0]
         also = [f'"{other.leg}" step {other.step}' for other, _ in failing[1:]]
         oracle = findings[observation.step].oracle
-        message = failure_message(place, oracle, observation, ratios, tolerances, observations, also)
-        return Verdict("failed", margin, message, weakest)
+        told = failure_finding(oracle, observation, ratios, tolerances, observations, also)
+        return _not_passed(place, "failed", margin, told, weakest)
     blind = [
         (float(finding.effects[kind, row]), finding.names[kind][1], step, row)
         for step, finding in enumerate(findings)
@@ -143,8 +142,15 @@ def _conclude(
     ]
     if blind:
         shown = [(name, step, row, effect) for effect, name, step, row in sorted(blind)]
-        return Verdict("insensitive", margin, insensitive_message(place, shown, len(blind)), weakest)
-    return Verdict("passed", margin, "", weakest)
+        return _not_passed(place, "insensitive", margin, insensitive_finding(shown, len(blind)), weakest)
+    return Verdict("passed", margin, "", weakest=weakest)
+
+
+def _not_passed(
+    place: Place, outcome: str, margin: float, finding: str, weakest: Mapping[str, float] | None = None
+) -> Verdict:
+    """A verdict with its screen: ``finding`` alone, and in the case's message."""
+    return Verdict(outcome, margin, place.message(outcome, finding), finding, weakest or {})
 
 
 def _weakest(findings: Sequence[_StepFindings]) -> dict[str, float]:

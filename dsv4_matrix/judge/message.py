@@ -1,4 +1,4 @@
-"""The one screen that a person sees when a case fails."""
+"""The one screen that a person sees when a case fails: what was found, and around it which case that was."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dsv4_matrix.judge.compare import TIGHT, Answer, Check, absolute_error, signed_mean
+from dsv4_matrix.judge.compare import TIGHT, Answer, Check
+from dsv4_matrix.judge.distance import absolute_error, signed_mean
 from dsv4_matrix.judge.explain import explanations, name_rows
 
 if TYPE_CHECKING:
@@ -21,40 +22,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """Which case on which backend: what every message says first and last."""
+    """Which case on which backend: what every message says first and last, once."""
 
     scenario: Scenario
     backend_name: str
     device: str
 
-    def headline(self, outcome: str, detail: str) -> str:
-        return f"{self.scenario.case_id}: {outcome} on {self.backend_name} ({self.device}), {detail}"
-
-    def footer(self) -> list[str]:
-        return [
+    def message(self, outcome: str, finding: str) -> str:
+        """The screen around ``finding``, whose first line goes on in the headline."""
+        lines = [
+            f"{self.scenario.case_id}: {outcome} on {self.backend_name} ({self.device}), {finding}",
             _line("seed", str(self.scenario.seed)),
             _line("run", f"dsv4-matrix run --cells {self.scenario.case_id} --backend {self.backend_name}"),
         ]
+        return "\n".join(lines)
 
 
-def misfit_message(place: Place, observation: Observation, reason: str) -> str:
+def misfit_finding(observation: Observation, reason: str) -> str:
     """A wrong type, shape, dtype or device: nothing else can be said."""
-    head = place.headline("failed", f'leg "{observation.leg}", step {observation.step}')
-    return "\n".join([head, _line("answer", reason), *place.footer()])
+    return "\n".join([f'leg "{observation.leg}", step {observation.step}', _line("answer", reason)])
 
 
-def insensitive_message(place: Place, blind: Sequence[tuple[str, int, int, float]], cases: int) -> str:
+def insensitive_finding(blind: Sequence[tuple[str, int, int, float]], cases: int) -> str:
     """``blind`` holds (perturbation, step, row, effect/budget) of the weakest, ``cases`` how many there are in all."""
-    lines = [place.headline("insensitive", "its answers are in budget, but it would not notice")]
+    lines = ["its answers are in budget, but it would not notice"]
     for name, step, row, effect in blind[:8]:
         lines.append(_line("blind to", f"{name}: step {step}, row {row}, effect is {effect:.2g} x its budget"))
     lines.append(_line("in all", f"{cases} (perturbation, row) pairs at or below 1"))
     lines.append(_line("next", "draw q so that these keys carry weight in some head, or shorten the context"))
-    return "\n".join([*lines, *place.footer()])
+    return "\n".join(lines)
 
 
-def failure_message(
-    place: Place,
+def failure_finding(
     oracle: Oracle,
     observation: Observation,
     ratios: Tensor,
@@ -65,7 +64,6 @@ def failure_message(
     """The worst place of one failing answer, its budget, counts and likely cause.
 
     Args:
-        place: case, backend, device.
         oracle: of the observation's step.
         observation: the answer, of the right shapes.
         ratios: fp64 ``[len(Check), T, H]`` on the CPU, as ``compare`` gives.
@@ -85,7 +83,7 @@ def failure_message(
     step = oracle.step
     where = f"row {row} (request {int(step.request[row])}, position {int(step.positions[row])}), head {head}"
     lines = [
-        place.headline("failed", f'leg "{observation.leg}", step {observation.step}, ratio {step.ratio}'),
+        f'leg "{observation.leg}", step {observation.step}, ratio {step.ratio}',
         *_worst(check, where, head, answer, truth, tolerances, tolerance),
         _line("over", _counts(bad)),
         _line("NaN/inf", f"{int(ratios[Check.SPECIAL].sum())} positions differ"),
@@ -93,12 +91,12 @@ def failure_message(
         _line("failing", name_rows(bad_rows) + f" of {ratios.shape[1]}"),
     ]
     hints = explanations(oracle, observation, others, bad_rows)
-    lines.append(_line("agrees", "with: " + "; ".join(hints[:4]) if hints else "with no known mistake"))
+    lines.append(_line("agrees", "with: " + "; ".join(hints) if hints else "with no known mistake"))
     if bool((absolute_error(truth.out, truth.contract) > tolerance.atol + tolerance.rtol * truth.contract.abs()).any()):
         lines.append(_line("note", "here quantisation alone leaves the contract: the case's keys are too large"))
     if also:
         lines.append(_line("also", f"{len(also)} more answers fail: " + ", ".join(also[:4])))
-    return "\n".join([*lines, *place.footer()])
+    return "\n".join(lines)
 
 
 def _worst(

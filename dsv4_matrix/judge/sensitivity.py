@@ -39,19 +39,6 @@ def perturbation_names(oracle: Oracle) -> list[tuple[Kind, str]]:
     return [*((edit.kind, edit.name) for edit in oracle.sight.edits), (Kind.SINK, str(Kind.SINK))]
 
 
-def applies(oracle: Oracle, truth: Truth, edit: Edit) -> Tensor:
-    """bool ``[t]``: rows that ``edit`` changes."""
-    return _Edits(oracle, truth, [edit]).applies[0]
-
-
-def edited(oracle: Oracle, truth: Truth, edit: Edit) -> Tensor:
-    """fp64 ``[t, H, 512]``: the output with the edit made; rows that it does not change are unchanged."""
-    made = _Edits(oracle, truth, [edit])
-    changed = truth.out + (edit.sign * made.factor[0])[..., None] * (made.key[0][:, None, :] - truth.out)
-    changed = torch.where(made.empties[0][:, None, None], 0.0, changed)
-    return torch.where(made.applies[0][:, None, None], changed, truth.out)
-
-
 def without_sink(oracle: Oracle, truth: Truth) -> Tensor:
     """fp64 ``[t, H, 512]``: the output as if there were no sink."""
     return truth.out * (1.0 + _sink_factor(oracle, truth))[..., None]

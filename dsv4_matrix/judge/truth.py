@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dsv4_matrix.judge.compare import finite_part, signed_mean
+from dsv4_matrix.judge.distance import finite_part, signed_mean
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,6 +16,7 @@ class Verdict:
         margin: worst error/budget over every tight check of every observation, the outer contract included where it
             is broken; above 1, or inf, when failed.
         message: one screen for a person; empty if passed.
+        finding: the message without the case's name above and its seed below, for a screen that has its own.
         weakest: smallest effect/budget of each kind of perturbation that applies, by its name; above 1 unless
             insensitive. Empty if the answers could not be compared at all.
     """
@@ -23,4 +24,5 @@ class Verdict:
     outcome: str
     margin: float
     message: str
+    finding: str = ""
     weakest: Mapping[str, float] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from torch import Tensor
 from dsv4_matrix.cases.compose import Composition
 from dsv4_matrix.cases.poison import poison_pools
 from dsv4_matrix.modes.eager import prepare, watched_eager_step
-from dsv4_matrix.modes.trace import LegEnded, Notebook
+from dsv4_matrix.modes.trace import LegEnded, Notebook, describe
 from dsv4_matrix.protocol import AttentionBackend, BackendFactory, ForwardBatch, GivesAccumulators
 
 
@@ -69,5 +69,16 @@ class _Recording:
         return getattr(self._backend, name)
 
     def forward(self, q: Tensor, batch: ForwardBatch, compress_ratio: int, attn_sink: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse, self.kept = self._backend.forward_with_accumulators(q, batch, compress_ratio, attn_sink)
+        answer = self._backend.forward_with_accumulators(q, batch, compress_ratio, attn_sink)
+        owed = (
+            "forward_with_accumulators must return (out, lse, accumulators), the last a sequence that holds a tensor "
+            f"or None for each of {len(q)} rows"
+        )
+        if not (isinstance(answer, tuple) and len(answer) == 3):
+            raise TypeError(f"{owed}; got {describe(answer)}")
+        out, lse, self.kept = answer
+        if not isinstance(self.kept, (Sequence, Tensor)):
+            raise TypeError(f"{owed}; got {describe(self.kept)} for it")
+        if len(self.kept) != len(q):
+            raise TypeError(f"{owed}; got one of {len(self.kept)}")
         return out, lse

@@ -78,19 +78,29 @@ def watched_eager_step(
     place: str,
     gpu_only_lens: bool = False,
 ) -> Answer | None:
-    """One eager step with its promises checked: shapes, inputs left alone, no byte written that it does not own."""
+    """One eager step with its promises checked: shapes, inputs left alone, no byte written that it does not own.
+
+    What it stores must be seen: a pool that ``kv_buffers`` leaves out is neither poisoned nor watched.
+    """
     inputs = StepInputs.of(step, placement)
     watch, cache = InputWatch(runner, inputs), CacheWatch(backend.kv_buffers())
     rows, heads, head_dim = step.q.shape
     poison_allocator((((rows, heads, head_dim), torch.bfloat16), ((rows, heads), torch.float32)), runner.device)
     with notebook.backend_at_work(place, no_sync_on=runner.device if gpu_only_lens else ""):
         answer: Answer = run_eager_step(backend, inputs)
-    check_promises(notebook, place, watch, cache, entries_stored(step))
+    entries = entries_stored(step)
+    if not check_promises(notebook, place, watch, cache, entries) and entries:
+        notebook.violated(
+            f"{place}: the step stores {entries} entries, and no cache byte changed; kv_buffers must give all pools"
+        )
     return notebook.take(place, answer, step.q)
 
 
-def check_promises(notebook: Notebook, place: str, watch: InputWatch, cache: CacheWatch, entries: int) -> None:
-    """Inputs unchanged, and no more cache bytes changed than the ``entries`` that the step stores."""
+def check_promises(notebook: Notebook, place: str, watch: InputWatch, cache: CacheWatch, entries: int) -> int:
+    """Inputs unchanged, and no more cache bytes changed than the ``entries`` that the step stores.
+
+    Returns the number of bytes that changed, none where a step is repeated.
+    """
     written = watch.written()
     if written:
         notebook.violated(f"{place}: the backend wrote its inputs: {', '.join(written)}")
@@ -100,3 +110,4 @@ def check_promises(notebook: Notebook, place: str, watch: InputWatch, cache: Cac
     if changed > ENTRY_BYTES * entries:
         allowed = f"{entries} entries of {ENTRY_BYTES} bytes" if entries else "no entry at all"
         notebook.violated(f"{place}: {changed} cache bytes changed; the step stores {allowed}")
+    return changed

@@ -14,8 +14,8 @@ import torch
 
 from dsv4_matrix.cases.batch import DRAFT_RUNNER, FORWARD_MODES
 from dsv4_matrix.declaration.drives import DRIVES
-from dsv4_matrix.modes.bench import Bench
 from dsv4_matrix.modes.capture import Outputs, capture
+from dsv4_matrix.modes.rig import Rig
 from dsv4_matrix.modes.sites import Arranged, Refused
 from dsv4_matrix.modes.step import StepInputs, calls_behind_metadata, run_captured_step, store_and_attend
 from dsv4_matrix.protocol import AttentionBackend, ForwardMode, MultiStepDraftBackend
@@ -36,7 +36,7 @@ class OwnStep:
     """
 
     call: str
-    arranged: Callable[[Bench], Arranged]
+    arranged: Callable[[Rig], Arranged]
     prefill_path: str = "auto"
 
 
@@ -59,24 +59,24 @@ def own_steps(mode: str) -> tuple[OwnStep, ...]:
     return tuple(ways)
 
 
-def _inputs(bench: Bench, forward: str) -> StepInputs:
-    return bench.step_inputs(bench.batch(FORWARD_MODES[forward], rows=_ROWS[forward]), bench.ratio)
+def _inputs(rig: Rig, forward: str) -> StepInputs:
+    return rig.step_inputs(rig.batch(FORWARD_MODES[forward], rows=_ROWS[forward]), rig.ratio)
 
 
-def _eager(bench: Bench, inputs_of: Callable[[Bench], StepInputs]) -> Arranged:
-    backend, inputs = bench.backend, inputs_of(bench)
+def _eager(rig: Rig, inputs_of: Callable[[Rig], StepInputs]) -> Arranged:
+    backend, inputs = rig.backend, inputs_of(rig)
     metadata = partial(backend.init_forward_metadata, inputs.batch)
     return Arranged((metadata, *calls_behind_metadata(backend, inputs)), backend.kv_buffers)
 
 
-def _captured(bench: Bench, inputs_of: Callable[[Bench], StepInputs]) -> Arranged:
+def _captured(rig: Rig, inputs_of: Callable[[Rig], StepInputs]) -> Arranged:
     """The step once by itself, so that its calls can be told apart, then captured and replayed."""
-    backend, inputs = bench.backend, inputs_of(bench)
+    backend, inputs = rig.backend, inputs_of(rig)
     batch = inputs.batch
 
     def record_and_replay() -> None:
         after, step = backend.on_after_cuda_graph_warmup, partial(_outputs, backend, inputs)
-        graph = capture(step, after_warmup=after, device=bench.device)
+        graph = capture(step, after_warmup=after, device=rig.device)
         backend.init_forward_metadata_out_graph(batch)
         graph.replay()
 
@@ -94,8 +94,8 @@ def _outputs(backend: AttentionBackend, inputs: StepInputs) -> Outputs:
     return (run_captured_step(backend, inputs),)
 
 
-def _captured_chain(bench: Bench) -> Arranged:
-    chain = _Chain(bench)
+def _captured_chain(rig: Rig) -> Arranged:
+    chain = _Chain(rig)
     forwards = tuple(partial(chain.forward, step) for step in range(_DRAFT_STEPS - 1))
     return Arranged((chain.build, chain.prepare, chain.metadata, *forwards, chain.record_and_replay), chain.buffers)
 
@@ -103,14 +103,14 @@ def _captured_chain(bench: Bench) -> Arranged:
 class _Chain:
     """A draft of two requests, whose backends exist once they are built."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
         self.multi: MultiStepDraftBackend | None = None
-        decode = bench.batch(ForwardMode.DECODE)
-        chain = bench.batch(ForwardMode.EXTEND, rows=_DRAFT_STEPS)
+        decode = rig.batch(ForwardMode.DECODE)
+        chain = rig.batch(ForwardMode.EXTEND, rows=_DRAFT_STEPS)
         committed = decode.seq_lens - 1
         # Made here: nothing may be brought to a device inside a capture.
-        self.inputs = bench.step_inputs(decode, bench.ratio)
+        self.inputs = rig.step_inputs(decode, rig.ratio)
         self.batch = replace(
             decode,
             seq_lens=committed,
@@ -123,8 +123,8 @@ class _Chain:
         return dict(self.multi.attn_backends[0].kv_buffers()) if self.multi else {}
 
     def build(self) -> None:
-        bench = self.bench
-        self.multi = bench.factory.multi_step(bench.runner, num_steps=_DRAFT_STEPS, compress_ratio=bench.ratio)
+        rig = self.rig
+        self.multi = rig.factory.multi_step(rig.runner, num_steps=_DRAFT_STEPS, compress_ratio=rig.ratio)
 
     @property
     def built(self) -> MultiStepDraftBackend:
@@ -147,6 +147,6 @@ class _Chain:
             self.metadata()
             return tuple(self.forward(step) for step in range(_DRAFT_STEPS - 1))
 
-        graph = capture(chain, after_warmup=self.built.on_after_cuda_graph_warmup, device=self.bench.device)
+        graph = capture(chain, after_warmup=self.built.on_after_cuda_graph_warmup, device=self.rig.device)
         self.built.init_forward_metadata_out_graph(self.batch)
         graph.replay()

@@ -7,9 +7,9 @@ import re
 
 from dsv4_matrix.declaration.model import Case, Matrix, Probe, State
 from dsv4_matrix.declaration.sites import OWN_STEP
-from dsv4_matrix.modes.bench import Bench
 from dsv4_matrix.modes.errors import BackendError
 from dsv4_matrix.modes.own_step import OwnStep, own_steps
+from dsv4_matrix.modes.rig import Rig
 from dsv4_matrix.modes.sites import SITES, Site
 from dsv4_matrix.modes.watch import CacheWatch
 from dsv4_matrix.protocol import BackendFactory
@@ -18,7 +18,10 @@ __all__ = ["SITES", "ProbeFailed", "Site", "run_probe"]
 
 
 class ProbeFailed(AssertionError):  # noqa: N818  (reads as the outcome)
-    """The promised refusal did not happen. ``str()``: what happened, what the declaration says, what to edit."""
+    """The promised refusal did not happen. ``str()``: what happened, what the declaration says, what to edit.
+
+    Not which case that is: the screen around it says so.
+    """
 
 
 def run_probe(case: Case, matrix: Matrix, factory: BackendFactory, device: str) -> None:
@@ -51,13 +54,13 @@ def _sites(case: Case, name: str) -> tuple[Site | OwnStep, ...]:
 def _demand_refusal(
     case: Case, probe: Probe, site: Site | OwnStep, factory: BackendFactory, device: str, says: str
 ) -> None:
-    bench = Bench(factory, device, case.cell.ratio if case.cell else 0, site.prefill_path)
+    rig = Rig(factory, device, case.cell.ratio if case.cell else 0, site.prefill_path)
     try:
-        arranged = site.arranged(bench)
+        arranged = site.arranged(rig)
         cache = CacheWatch(arranged.pools())
     except Exception as error:
         raise ProbeFailed(
-            f"{case.id}: the backend raised before it was brought to {site.call}.\n"
+            f"the backend raised before it was brought to {site.call}.\n"
             f"{BackendError('the preparation of the call', error)}\n{says}\n"
             "Fix the backend: only the call itself may refuse."
         ) from error
@@ -65,45 +68,45 @@ def _demand_refusal(
         try:
             call()
         except Exception as error:
-            _check_refusal(case, probe, site, error, says)
+            _check_refusal(probe, site, error, says)
             break
         cache = CacheWatch(arranged.pools())
     else:
-        raise ProbeFailed(f"{case.id}: {site.call} went through; a refusal was due.\n{says}\n{_advice(case)}")
+        raise ProbeFailed(f"{site.call} went through; a refusal was due.\n{says}\n{_advice(case)}")
     if changed := cache.changed()[0]:
         raise ProbeFailed(
-            f"{case.id}: {site.call} refused, but {changed} cache bytes had changed by then.\n{says}\n"
+            f"{site.call} refused, but {changed} cache bytes had changed by then.\n{says}\n"
             "Fix the backend: refuse before anything is written."
         )
-    _demand_service(case, bench, site, says)
+    _demand_service(rig, site, says)
 
 
-def _check_refusal(case: Case, probe: Probe, site: Site | OwnStep, error: Exception, says: str) -> None:
+def _check_refusal(probe: Probe, site: Site | OwnStep, error: Exception, says: str) -> None:
     """ProbeFailed unless ``error`` is of the declared type, with a matching message."""
     found = f"{type(error).__name__}: {error}"
     if type(error) is not getattr(builtins, probe.raises):
         raise ProbeFailed(
-            f"{case.id}: {site.call} raised another type.\ngot      {found}\n{says}\n"
+            f"{site.call} raised another type.\ngot      {found}\n{says}\n"
             f"{BackendError(site.call, error)}\n"
             f"If the new type is right, edit `raises` of the probe; otherwise raise {probe.raises} in the backend."
         ) from error
     if not re.search(probe.match, str(error)):
         raise ProbeFailed(
-            f"{case.id}: {site.call} raised {probe.raises} with another message.\ngot      {found}\n{says}\n"
+            f"{site.call} raised {probe.raises} with another message.\ngot      {found}\n{says}\n"
             "If it refuses for the declared reason, name that in the message, or edit `match` of the probe where "
             "the declaration is yours; if not, the reason no longer holds."
         ) from error
 
 
-def _demand_service(case: Case, bench: Bench, site: Site | OwnStep, says: str) -> None:
+def _demand_service(rig: Rig, site: Site | OwnStep, says: str) -> None:
     try:
-        wrong = bench.serve(bench.backend)
+        wrong = rig.serve(rig.backend)
     except Exception as error:
         wrong = str(BackendError("a small eager decode", error))
     if wrong:
         raise ProbeFailed(
-            f"{case.id}: {site.call} refused, but afterwards an eager decode gave: {wrong}\n{says}\n"
-            "Fix the backend: a refusal must leave it usable."
+            f"{site.call} refused, but afterwards an eager decode gave: {wrong}\n{says}\n"
+            "Fix the backend: a refusal must leave it usable. Begin with the eager cases, if they fail alike."
         )
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from dsv4_matrix.modes.bench import Bench
+from dsv4_matrix.modes.rig import Rig
 from dsv4_matrix.protocol import ForwardBatch, ForwardMode
 
 Refused = Callable[[], object]
@@ -40,70 +40,70 @@ class Site:
     """
 
     call: str
-    arrange: Callable[[Bench], Refused]
+    arrange: Callable[[Rig], Refused]
     builds: bool = False
     prefill_path: str = "auto"
 
-    def arranged(self, bench: Bench) -> Arranged:
-        return Arranged((self.arrange(bench),), dict if self.builds else bench.backend.kv_buffers)
+    def arranged(self, rig: Rig) -> Arranged:
+        return Arranged((self.arrange(rig),), dict if self.builds else rig.backend.kv_buffers)
 
 
-def _built_with(bench: Bench, **changed: object) -> Refused:
-    runner = bench.with_runner(**changed)
-    return lambda: bench.factory(runner)
+def _built_with(rig: Rig, **changed: object) -> Refused:
+    runner = rig.with_runner(**changed)
+    return lambda: rig.factory(runner)
 
 
-def _multi_step(bench: Bench, num_steps: int) -> Refused:
-    runner, ratio = bench.runner, bench.ratio
-    return lambda: bench.factory.multi_step(runner, num_steps=num_steps, compress_ratio=ratio)
+def _multi_step(rig: Rig, num_steps: int) -> Refused:
+    runner, ratio = rig.runner, rig.ratio
+    return lambda: rig.factory.multi_step(runner, num_steps=num_steps, compress_ratio=ratio)
 
 
-def _out_graph_extend(bench: Bench, *, in_capture: bool) -> Refused:
-    backend, batch = bench.backend, bench.batch(ForwardMode.EXTEND, rows=2)
+def _out_graph_extend(rig: Rig, *, in_capture: bool) -> Refused:
+    backend, batch = rig.backend, rig.batch(ForwardMode.EXTEND, rows=2)
     backend.init_cuda_graph_state(batch.batch_size, len(batch.positions))
     return lambda: backend.init_forward_metadata_out_graph(batch, in_capture=in_capture)
 
 
-def _attend(bench: Bench, batch: ForwardBatch, ratio: int, **changed: object) -> Refused:
+def _attend(rig: Rig, batch: ForwardBatch, ratio: int, **changed: object) -> Refused:
     rows = len(batch.positions)
-    q, sink = changed.get("q", bench.query(rows)), changed.get("sink", bench.sink)
-    return lambda: bench.backend.forward(q, batch, ratio, sink)  # type: ignore[arg-type]
+    q, sink = changed.get("q", rig.query(rows)), changed.get("sink", rig.sink)
+    return lambda: rig.backend.forward(q, batch, ratio, sink)  # type: ignore[arg-type]
 
 
-def _draft_extend(bench: Bench) -> Refused:
-    batch = bench.batch(ForwardMode.DRAFT_EXTEND, rows=2)
-    bench.backend.init_forward_metadata(batch)
-    return _attend(bench, batch, bench.ratio)
+def _draft_extend(rig: Rig) -> Refused:
+    batch = rig.batch(ForwardMode.DRAFT_EXTEND, rows=2)
+    rig.backend.init_forward_metadata(batch)
+    return _attend(rig, batch, rig.ratio)
 
 
-def _captured_draft_extend(bench: Bench) -> Refused:
-    backend, batch = bench.backend, bench.batch(ForwardMode.DRAFT_EXTEND, rows=2)
+def _captured_draft_extend(rig: Rig) -> Refused:
+    backend, batch = rig.backend, rig.batch(ForwardMode.DRAFT_EXTEND, rows=2)
     backend.init_cuda_graph_state(batch.batch_size, len(batch.positions))
     backend.init_forward_metadata_out_graph(batch, in_capture=True)
     backend.init_forward_metadata_in_graph(batch)
-    return _attend(bench, batch, bench.ratio)
+    return _attend(rig, batch, rig.ratio)
 
 
-def _decode(bench: Bench, ratio: int = 0, **changed: object) -> Refused:
-    batch = bench.batch(ForwardMode.DECODE)
-    bench.backend.init_forward_metadata(batch)
-    return _attend(bench, batch, ratio, **changed)
+def _decode(rig: Rig, ratio: int = 0, **changed: object) -> Refused:
+    batch = rig.batch(ForwardMode.DECODE)
+    rig.backend.init_forward_metadata(batch)
+    return _attend(rig, batch, ratio, **changed)
 
 
-def _unsupported_mode(bench: Bench) -> Refused:
-    batch = bench.batch(ForwardMode.SPLIT_PREFILL, rows=2)
-    return lambda: bench.backend.init_forward_metadata(batch)
+def _unsupported_mode(rig: Rig) -> Refused:
+    batch = rig.batch(ForwardMode.SPLIT_PREFILL, rows=2)
+    return lambda: rig.backend.init_forward_metadata(batch)
 
 
-def _uneven_lengths(bench: Bench) -> Refused:
-    batch = bench.batch(ForwardMode.DECODE)
-    backend, short = bench.backend, replace(batch, out_cache_loc=batch.out_cache_loc[:1])
+def _uneven_lengths(rig: Rig) -> Refused:
+    batch = rig.batch(ForwardMode.DECODE)
+    backend, short = rig.backend, replace(batch, out_cache_loc=batch.out_cache_loc[:1])
     return lambda: backend.init_forward_metadata(short)
 
 
-def _captured_decode(bench: Bench) -> ForwardBatch:
+def _captured_decode(rig: Rig) -> ForwardBatch:
     """A decode graph prepared as for a capture; the batch that it holds."""
-    backend, captured = bench.backend, bench.batch(ForwardMode.DECODE)
+    backend, captured = rig.backend, rig.batch(ForwardMode.DECODE)
     backend.init_cuda_graph_state(captured.batch_size, captured.batch_size)
     backend.init_forward_metadata_out_graph(captured, in_capture=True)
     backend.init_forward_metadata_in_graph(captured)
@@ -111,36 +111,36 @@ def _captured_decode(bench: Bench) -> ForwardBatch:
     return captured
 
 
-def _beyond_capture(bench: Bench) -> Refused:
-    larger = bench.batch(ForwardMode.DECODE, requests=_captured_decode(bench).batch_size + 1)
-    return lambda: bench.backend.init_forward_metadata_out_graph(larger)
+def _beyond_capture(rig: Rig) -> Refused:
+    larger = rig.batch(ForwardMode.DECODE, requests=_captured_decode(rig).batch_size + 1)
+    return lambda: rig.backend.init_forward_metadata_out_graph(larger)
 
 
-def _beyond_context(bench: Bench) -> Refused:
-    captured, longest = _captured_decode(bench), bench.runner.req_to_token.shape[1] + 1
+def _beyond_context(rig: Rig) -> Refused:
+    captured, longest = _captured_decode(rig), rig.runner.req_to_token.shape[1] + 1
     lengths = [longest] * captured.batch_size
     beyond = replace(captured, seq_lens=torch.full_like(captured.seq_lens, longest), seq_lens_cpu=lengths)
-    return lambda: bench.backend.init_forward_metadata_out_graph(beyond)
+    return lambda: rig.backend.init_forward_metadata_out_graph(beyond)
 
 
-def _store(bench: Bench) -> Refused:
-    batch = bench.batch(ForwardMode.DECODE)
-    bench.backend.init_forward_metadata(batch)
-    rows = bench.rows(batch.batch_size, 512, dtype=torch.float32)
-    return lambda: bench.backend.store_kv(batch, rows)
+def _store(rig: Rig) -> Refused:
+    batch = rig.batch(ForwardMode.DECODE)
+    rig.backend.init_forward_metadata(batch)
+    rows = rig.rows(batch.batch_size, 512, dtype=torch.float32)
+    return lambda: rig.backend.store_kv(batch, rows)
 
 
-def _selection(bench: Bench) -> Refused:
-    batch = bench.batch(ForwardMode.DECODE)
-    bench.backend.init_forward_metadata(batch)
-    raw = torch.full((batch.batch_size, bench.runner.index_topk // 2), -1, dtype=torch.int32, device=bench.device)
-    return lambda: bench.backend.write_c4_selection(raw)
+def _selection(rig: Rig) -> Refused:
+    batch = rig.batch(ForwardMode.DECODE)
+    rig.backend.init_forward_metadata(batch)
+    raw = torch.full((batch.batch_size, rig.runner.index_topk // 2), -1, dtype=torch.int32, device=rig.device)
+    return lambda: rig.backend.write_c4_selection(raw)
 
 
-def _extra_pool(bench: Bench) -> Refused:
-    batch = bench.batch(ForwardMode.DECODE)
-    bench.backend.init_forward_metadata(batch)
-    return lambda: bench.backend.store_compressed(batch, 0, bench.rows(batch.batch_size, 512))
+def _extra_pool(rig: Rig) -> Refused:
+    batch = rig.batch(ForwardMode.DECODE)
+    rig.backend.init_forward_metadata(batch)
+    return lambda: rig.backend.store_compressed(batch, 0, rig.rows(batch.batch_size, 512))
 
 
 #: By the name that matrix.yaml uses; ``dsv4_matrix.declaration.sites`` has the same names without torch, and the one of

@@ -74,17 +74,15 @@ class Notebook:
             raise BackendError(place, error) from error
 
     def check_answer(self, place: str, answer: object, rows: int, heads: int, head_dim: int) -> bool:
-        """Whether ``answer`` is ``(out, lse)`` of the promised shapes and dtypes; says so if not."""
-        if not (isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, Tensor) for part in answer)):
-            self.violated(f"{place}: forward must return (out, lse) as two tensors, got {_describe(answer)}")
-            return False
-        wanted = (("out", (rows, heads, head_dim), torch.bfloat16), ("lse", (rows, heads), torch.float32))
-        sound = True
-        for (name, shape, dtype), got in zip(wanted, answer, strict=True):
-            if tuple(got.shape) != shape or got.dtype != dtype:
-                self.violated(f"{place}: {name} must be {dtype} {list(shape)}, got {_describe(got)}")
-                sound = False
-        return sound
+        """Whether ``answer`` is ``(out, lse)`` of the promised shapes and dtypes; says so if not.
+
+        A fault is said where it is found first: as a rule every later step has it too, and fills the screen with it.
+        """
+        faults = answer_faults(answer, rows, heads, head_dim)
+        for fault in faults:
+            if not any(sentence.endswith(f": {fault}") for sentence in self.violations):
+                self.violated(f"{place}: {fault}")
+        return not faults
 
     def take(self, place: str, answer: object, like: Tensor) -> tuple[Tensor, Tensor] | None:
         """A copy of ``answer`` if it is what ``check_answer`` demands for the query ``like``, else None.
@@ -101,7 +99,7 @@ class Notebook:
         """Rows of ``got`` and ``want`` must agree bit for bit; names the first row that does not."""
         for name, one, two in zip(("out", "lse"), got, want, strict=True):
             if one.shape != two.shape or one.dtype != two.dtype:
-                self.violated(f"{place}: {name} is {_describe(one)}, {other} {_describe(two)}")
+                self.violated(f"{place}: {name} is {describe(one)}, {other} {describe(two)}")
                 continue
             different = (~same_bits(one, two)).nonzero().flatten().tolist()
             if different:
@@ -130,7 +128,23 @@ def _cuda_sync(error: BaseException | None) -> BaseException | None:
     return _cuda_sync(error.__context__) or (error if any(word in str(error) for word in words) else None)
 
 
-def _describe(value: object) -> str:
+def answer_faults(answer: object, rows: int, heads: int, head_dim: int) -> list[str]:
+    """What is wrong with what ``forward`` returned, sentences; none if it is ``(out, lse)`` as the protocol has it."""
+    wanted = (("out", [rows, heads, head_dim], torch.bfloat16), ("lse", [rows, heads], torch.float32))
+    if not (isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, Tensor) for part in answer)):
+        owed = ", ".join(f"{name} {dtype} {shape}" for name, shape, dtype in wanted)
+        return [f"forward must return (out, lse), a tuple of {owed}; got {describe(answer)}"]
+    return [
+        f"{name} must be {dtype} {shape}, got {describe(got)}"
+        for (name, shape, dtype), got in zip(wanted, answer, strict=True)
+        if list(got.shape) != shape or got.dtype != dtype
+    ]
+
+
+def describe(value: object) -> str:
+    """``torch.bfloat16 [2, 16, 512]`` of a tensor, the parts of a tuple, the type of anything else."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}"
-    return f"{type(value).__name__}"
+    if isinstance(value, tuple):
+        return f"({', '.join(describe(part) for part in value)})"
+    return type(value).__name__

@@ -1,7 +1,7 @@
-"""The GPUs that the CUDA driver shows to this process, asked without torch, whose import takes seconds.
+"""What the CUDA driver tells this process, asked without torch: its GPUs, and the CUDA that it serves.
 
-The process that only hands out cases and collects results needs no more of a GPU than its name. Order and number are
-those that torch has, since the driver applies CUDA_VISIBLE_DEVICES itself.
+The process that only hands out cases and collects results needs no more of a GPU than its name, and importing torch
+takes seconds. Order and number are those that torch has, since the driver applies CUDA_VISIBLE_DEVICES itself.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ def device_names(cuda_version: str, library: str = _LIBRARY) -> tuple[str, ...]:
         library: of the driver.
     """
     try:
-        driver: Any = ctypes.CDLL(library)
-    except OSError:
+        served = served_cuda(library)
+    except (OSError, RuntimeError):
         return ()
+    driver: Any = ctypes.CDLL(library)
     number = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDriverGetVersion(ctypes.byref(number)):
+    if served // 1000 < int(cuda_version.partition(".")[0]):
         return ()
-    if number.value // 1000 < int(cuda_version.partition(".")[0]) or driver.cuDeviceGetCount(ctypes.byref(number)):
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(number)):
         return ()
     names = []
     for ordinal in range(number.value):
@@ -37,3 +38,15 @@ def device_names(cuda_version: str, library: str = _LIBRARY) -> tuple[str, ...]:
             return ()
         names.append(name.value.decode("utf-8", "replace"))
     return tuple(names)
+
+
+def served_cuda(library: str = _LIBRARY) -> int:
+    """``13000``: the newest CUDA that the driver serves, 1000 x major + 10 x minor.
+
+    OSError if there is no driver, RuntimeError if it does not answer.
+    """
+    version = ctypes.c_int()
+    status = ctypes.CDLL(library).cuDriverGetVersion(ctypes.byref(version))
+    if status != 0:
+        raise RuntimeError(f"cuDriverGetVersion: CUDA error {status}")
+    return version.value

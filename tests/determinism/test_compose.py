@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dsv4_matrix.cases.batch import DRAFT_RUNNER
-from dsv4_matrix.cases.compose import ALONE, KINDS, compose, has_needle, kinds_around
+from dsv4_matrix.cases.compose import compose
+from dsv4_matrix.cases.turns import ALONE, has_needle, kinds_around
 from dsv4_matrix.declaration import find_matrix, load_matrix
 from dsv4_matrix.judge.bits import bit_equal
 
@@ -138,12 +139,6 @@ def test_a_prefill_is_cut_into_chunks_that_go_on_where_the_last_ended():
     ]
     positions = torch.cat([step.positions for step in chunks.scenario.steps[1:]])
     assert torch.equal(positions, chunks.alone.steps[0].positions)
-
-
-@pytest.mark.parametrize("case_id", ["r0-eager-extend-page-above", "r4-cg-decode-emissions", "r0-de-eager-uniform"])
-def test_what_has_no_chunks(case_id):
-    """One row, a decode, and a draft extend, which is never cut."""
-    assert set(kinds_around(CASES[case_id].variant)) == set(KINDS) - {ALONE}
 
 
 def test_what_cannot_be_composed_is_refused():

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from dsv4_matrix.admission import NotAdmittedError
-from dsv4_matrix.context import BadInputError
+from dsv4_matrix.context import BadInputError, Context, Options
 from dsv4_matrix.gate import PLAN_A, PLAN_B, run_gate
-from dsv4_matrix.gate_command import child, workers
+from dsv4_matrix.gate_command import child, session, workers
 from dsv4_matrix.report.bits import Level
 from dsv4_matrix.routing import RoutingError
 
@@ -221,3 +221,26 @@ def test_the_architecture_is_named_as_backends_declare_it(monkeypatch, kind, hip
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=hip)))
     context = SimpleNamespace(machine=SimpleNamespace(kind=kind))
     assert child._architecture(context) == name
+
+
+@pytest.mark.parametrize(
+    ("cells", "rows"),
+    [
+        ("r0-eager-decode-within-window,r0-eager-decode-above-window", 4),
+        ("r0-eager-decode-within-window,r0-eager-decode-idle,*-refused,refusal-*", 2),  # only one has rows
+        ("r0-eager-decode-large-pool", 1),  # on a GPU only: how many rows depends on the device
+    ],
+)
+def test_what_is_compared_at_least(cells, rows):
+    assert session._least(Context(Options.of_command(cells=cells)), 1, Level.BATCH) == rows
+
+
+@pytest.mark.parametrize(
+    ("cells", "level"),
+    [("*-refused", Level.BATCH), ("refusal-*,r0-eager-decode-idle", Level.BATCH), ("r0-*", Level.DEVICE)],
+)
+def test_a_selection_of_which_nothing_can_be_compared_is_refused(cells, level):
+    with pytest.raises(
+        BadInputError, match=rf"none of the \d+ selected cases can be compared at {level.value}: a probe"
+    ):
+        session._least(Context(Options.of_command(cells=cells)), 1, level)

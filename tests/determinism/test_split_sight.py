@@ -7,8 +7,9 @@ import pytest
 
 from dsv4_matrix.cases.batch import plan_steps
 from dsv4_matrix.cases.build import assemble
-from dsv4_matrix.cases.compose import ALONE, compose
+from dsv4_matrix.cases.compose import compose
 from dsv4_matrix.cases.queries import FINE, USUAL
+from dsv4_matrix.cases.turns import ALONE
 from dsv4_matrix.declaration import Case, Variant, find_matrix, load_matrix
 from dsv4_matrix.judge.split_sight import LEAST, split_sight
 

@@ -81,7 +81,7 @@ def test_it_fails_over_a_wrong_one(setup_with: Callable[..., Setup]) -> None:
     assert case.id in done.message
 
 
-def test_a_host_sync_is_told_once_with_one_seed_and_one_command(setup_with: Callable[..., Setup]) -> None:
+def test_a_host_sync_is_told_once_with_one_headline_seed_and_command(setup_with: Callable[..., Setup]) -> None:
     def reads(sink: torch.Tensor) -> torch.Tensor:
         return sink * (sink.max().item() != 0)
 
@@ -93,6 +93,9 @@ def test_a_host_sync_is_told_once_with_one_seed_and_one_command(setup_with: Call
     assert lines[1].startswith("  capture: host sync: aten._local_scalar_dense")
     assert [line.split()[0] for line in lines[-2:]] == ["seed", "run"]
     assert sum(line.split()[0] in ("seed", "run") for line in lines) == 2
+    assert lines[0].startswith("r4-cg-decode-within-window: failed on ")
+    assert sum("failed on" in line for line in lines) == 1
+    assert lines[2].startswith("  no answer was observed for steps [0,")
 
 
 def test_it_is_as_short_as_the_documentation_says() -> None:

@@ -183,6 +183,7 @@ def kit(tolerances):
         return verdict(make_scenario(name or "a-case", step), observe(run_kernel(step) if out_lse is None else out_lse))
 
     return SimpleNamespace(
+        scale=SCALE,
         step=make_step,
         scenario=make_scenario,
         kernel=run_kernel,

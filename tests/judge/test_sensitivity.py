@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from dsv4_matrix.judge import Kind, applicable_kinds
-from dsv4_matrix.judge.sensitivity import applies, edited, effects, perturbation_names, without_sink
+from dsv4_matrix.judge.sensitivity import effects, perturbation_names, without_sink
 from dsv4_matrix.judge.sight import sight_of
 from dsv4_matrix.judge.truth import Oracle
+from dsv4_matrix.judge.wrong_keys import edited
 
 #: name, ratio, positions, selection width: rows of n keys.
 SIZES = [
@@ -82,7 +83,7 @@ def test_one_blind_row_among_seeing_rows_is_found(kit):
 @pytest.mark.parametrize(
     ("ratio", "positions"), [(0, (0, 1, 126, 127, 128, 300)), (4, (2, 7, 40, 2100)), (128, (0, 127, 700))]
 )
-def test_the_closed_forms_are_attention_over_the_edited_keys(kit, tolerances, ratio, positions, sink):
+def test_an_edit_is_attention_over_the_edited_keys(kit, tolerances, ratio, positions, sink):
     step = kit.step("closed-forms", ratio, positions, sink=sink)
     oracle = oracle_of(step, tolerances.budget)
     truth = oracle.truth(slice(0, len(positions)))
@@ -96,17 +97,23 @@ def test_the_closed_forms_are_attention_over_the_edited_keys(kit, tolerances, ra
             assert not bool(((index == key) & (key >= 0)).any()), edit.name
             index = torch.cat([index, key], dim=1)
         want, _ = dsv4_reference.attend(step.q, oracle.stored, index, step.sink, step.softmax_scale)
-        torch.testing.assert_close(edited(oracle, truth, edit), want, rtol=1e-9, atol=1e-9, msg=edit.name)
+        torch.testing.assert_close(edited(oracle, truth, edit), want, rtol=0, atol=0, msg=edit.name)
     want, _ = dsv4_reference.attend(step.q, oracle.stored, oracle.sight.index, None, step.softmax_scale)
     torch.testing.assert_close(without_sink(oracle, truth), want, rtol=1e-9, atol=1e-12)
 
 
-def test_an_effect_is_the_distance_over_the_budget(kit, tolerances):
-    step = kit.step("effects", 128, (0, 127, 700), sink="per-head")
+@pytest.mark.parametrize("sink", ["off", "per-head"])
+@pytest.mark.parametrize(
+    ("ratio", "positions"), [(0, (0, 1, 126, 127, 128, 300)), (4, (2, 7, 40, 2100)), (128, (0, 127, 700))]
+)
+def test_an_effect_is_the_distance_over_the_budget(kit, tolerances, ratio, positions, sink):
+    """Closed forms of effects against attention over the keys that are left."""
+    step = kit.step("effects", ratio, positions, sink=sink)
     oracle = oracle_of(step, tolerances.budget)
-    truth = oracle.truth(slice(0, 3))
+    truth = oracle.truth(slice(0, len(positions)))
     moved = [edited(oracle, truth, edit) for edit in oracle.sight.edits] + [without_sink(oracle, truth)]
-    where = [applies(oracle, truth, edit) for edit in oracle.sight.edits] + [torch.ones(3, dtype=torch.bool)]
+    has_sink = torch.full((len(positions),), sink != "off")
+    where = [edit.key >= 0 for edit in oracle.sight.edits] + [has_sink]
     for got, output, applied in zip(effects(oracle, truth), moved, where, strict=True):
         distance = (output - truth.out).abs()
         of_max = distance.amax(dim=-1) / truth.max_budget

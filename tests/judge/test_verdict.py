@@ -49,6 +49,26 @@ def test_a_step_that_nobody_observed_fails(kit):
     assert kit.verdict(kit.scenario("unseen", step)).outcome == "failed"
 
 
+def test_what_was_found_is_the_message_without_the_case_around_it(kit):
+    """For a screen that names the case itself, such as that of a graph that could not be captured."""
+    step = kit.step("finding", 4, (5,))
+    flat = kit.step("flat-finding", 4, (4200,), topk=1024, style="zero")
+    out, lse = kit.kernel(step)
+    verdicts = [
+        kit.verdict(kit.scenario("a-case", step)),
+        kit.one(step, (out, lse.double())),
+        kit.one(step, (out + 1, lse)),
+        kit.one(flat),
+    ]
+    for verdict in verdicts:
+        head, seed, run = (verdict.message.splitlines()[at] for at in (0, -2, -1))
+        assert verdict.message == f"a-case: {verdict.outcome} on under-test (cpu), {verdict.finding}\n{seed}\n{run}"
+        assert head.endswith(verdict.finding.splitlines()[0])
+        assert "a-case" not in verdict.finding
+    assert [verdict.outcome for verdict in verdicts] == ["failed", "failed", "failed", "insensitive"]
+    assert kit.one(step).finding == ""
+
+
 def test_an_idle_step_passes_with_empty_answers(kit):
     idle, busy = kit.step("idle", 4, ()), kit.step("busy", 4, (70,))
     nothing = (torch.zeros(0, 16, 512).bfloat16(), torch.zeros(0, 16))

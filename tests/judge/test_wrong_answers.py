@@ -133,6 +133,136 @@ def test_a_c128_list_without_its_last_entry_has_both_names(kit):
         assert f"{name} (row 0)" in message
 
 
+def over_keys(kit, step, change):
+    """The answer of a kernel after ``change(bank, index)``; index columns are the window from its newest token on, 128
+    of them here, then the entries in the list's order."""
+    bank, index = kit.keys(step)
+    bank, index = change(bank, index.clone())
+    out, lse = dsv4_reference.attend(step.q, bank, index, step.sink, step.softmax_scale)
+    return out.bfloat16(), lse.float()
+
+
+def without(*columns):
+    def change(bank, index):
+        assert bool((index[0, list(columns)] >= 0).all())
+        index[0, list(columns)] = -1
+        return bank, index
+
+    return change
+
+
+BOTH = "both lists one key short, the window's {} token and the last compressed entry"
+
+
+@pytest.mark.parametrize(("column", "end"), [(127, "oldest"), (0, "newest")])
+@pytest.mark.parametrize(("ratio", "last"), [(4, 128 + 128), (128, 128 + 3)])
+def test_both_lists_short_by_one_are_named(kit, ratio, last, column, end):
+    """As when every length is one too small, from either end of the window's list."""
+    step = kit.step(f"both-short-{ratio}", ratio, (515,), sink="per-head")
+    message = failure(kit, step, over_keys(kit, step, without(column, last))).message
+    assert f"agrees   with: {BOTH.format(end)} (row 0)\n" in message
+
+
+@pytest.mark.parametrize(
+    ("column", "named"), [(127, "window 127"), (0, "newest token dropped"), (256, "last compressed")]
+)
+def test_one_list_short_by_one_is_not_both(kit, column, named):
+    step = kit.step("one-list-short", 4, (515,), sink="per-head")
+    message = failure(kit, step, over_keys(kit, step, without(column))).message
+    assert f"agrees   with: {named}" in message
+    assert "both lists" not in message
+
+
+def test_two_keys_in_the_middle_of_both_lists_are_no_known_mistake(kit):
+    step = kit.step("two-missing", 4, (515,), sink="per-head")
+    step = kit.replace(step, q=(0.1 * step.q.float()).bfloat16())  # flat: no key is all that a head sees
+    message = failure(kit, step, over_keys(kit, step, without(60, 200))).message
+    assert "agrees   with no known mistake" in message
+
+
+@pytest.mark.parametrize(
+    ("factor", "scaled", "named"),
+    [
+        (2.0, 512, "all keys twice as large"),
+        (0.5, 512, "all keys half as large"),
+        (2.0, 448, "elements 0 to 447 of all keys twice as large, as under scales of another bias"),
+        (0.5, 448, "elements 0 to 447 of all keys half as large, as under scales of another bias"),
+    ],
+)
+def test_keys_in_another_scale_are_named(kit, step, factor, scaled, named):
+    def change(bank, index):
+        bank[:, :scaled] *= factor
+        return bank, index
+
+    message = failure(kit, step, over_keys(kit, step, change)).message
+    assert f"agrees   with: {named} (rows 0, 1, 2, 3)\n" in message
+
+
+@pytest.mark.parametrize(("factor", "scaled"), [(1.5, 512), (2.0, 64), (1.05, 448)])
+def test_keys_in_a_scale_that_nothing_gives_are_no_known_mistake(kit, step, factor, scaled):
+    def change(bank, index):
+        bank[:, :scaled] *= factor
+        return bank, index
+
+    assert "agrees   with no known mistake" in failure(kit, step, over_keys(kit, step, change)).message
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [(slice(128, None), "no compressed entry seen"), (slice(0, 128), "no token of the window seen")],
+)
+@pytest.mark.parametrize("ratio", [4, 128])
+def test_a_list_that_is_left_out_is_named(kit, ratio, columns, named):
+    step = kit.step(f"one-list-{ratio}", ratio, (515,), sink="per-head")
+
+    def change(bank, index):
+        index[:, columns] = -1
+        return bank, index
+
+    assert f"agrees   with: {named} (row 0)\n" in failure(kit, step, over_keys(kit, step, change)).message
+
+
+def test_an_output_of_another_size_under_the_right_scores_is_not_of_other_keys(kit):
+    """One key and no sink: twice the output is what twice the key would give, but for the log-sum-exp."""
+    step = kit.step("one-key", 0, (0,))
+    out, lse = kit.kernel(step)
+    assert "agrees   with no known mistake" in failure(kit, step, (2 * out, lse)).message
+    over = over_keys(kit, step, lambda bank, index: (2 * bank, index))
+    assert "agrees   with: all keys twice as large (row 0)" in failure(kit, step, over).message
+
+
+def test_what_bf16_holds_exactly_is_not_rounded_towards_zero(kit):
+    """One key and no sink: the output is the key, which was bf16 before; here without its last 64 elements."""
+    step = kit.step("one-exact-key", 0, (0,))
+    out, lse = kit.kernel(step)
+    out[..., 448:] = 0
+    assert "agrees   with no known mistake" in failure(kit, step, (out, lse)).message
+
+
+def test_rows_that_nothing_explains_are_told_beside_those_that_something_does(kit, step):
+    out, lse = kit.kernel(step, window=127)
+    out[2:] += 1
+    message = failure(kit, step, (out, lse)).message
+    assert "failing  rows 1, 2, 3 of 4" in message
+    assert "agrees   with: window 127 (row 1); no known mistake in rows 2, 3\n" in message
+
+
+def test_rows_that_nobody_looked_at_are_counted(kit):
+    step = kit.step("many-rows", 0, tuple(range(127, 146)))
+    message = failure(kit, step, kit.kernel(step, window=127)).message
+    assert "failing  rows 0, 1, 2, 3, 4, 5, 6, 7 and 11 more of 19" in message
+    assert "agrees   with: window 127 (rows 0, 1, 2, 3, 4, 5, 6, 7 and 8 more); 3 more not looked at\n" in message
+
+
+def test_a_dropped_key_that_had_all_the_weight_is_named(kit):
+    """Where the weight of all others is lost beside it, what they give is not to be had from the right answer."""
+    step = kit.step("all-the-weight", 0, (5,), sink="per-head")
+    key = step.tokens[5].float()
+    peaked = kit.replace(step, q=(80 * key / (kit.scale * key.dot(key)) * torch.ones(16, 1))[None].bfloat16())
+    answer = over_keys(kit, peaked, without(0))
+    assert "agrees   with: newest token dropped (row 0)" in failure(kit, peaked, answer).message
+
+
 def test_a_key_that_is_not_finite_must_not_come_out_finite(kit, step):
     tokens = step.tokens.clone()
     tokens[step.token_base[3] + 2290, 70] = math.inf

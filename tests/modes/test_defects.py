@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv4_matrix.modes.bench import small_runner
 from dsv4_matrix.modes.errors import BackendError
+from dsv4_matrix.modes.rig import small_runner
 from dsv4_matrix.protocol import AttentionBackend, MultiStepDraftBackend
 
 #: Small cases by name: (ratio, mode, forward, prefixes, variant).
@@ -114,6 +114,18 @@ def test_a_defect_is_seen(defect, toy, make_case, outcome_of):
     else:
         assert outcome.startswith("violated: ")
         assert expected in outcome
+
+
+@pytest.mark.parametrize("name", ["decode", "graph", "c128-extend"])
+def test_pools_that_are_kept_back_are_missed(name, toy, make_case, trace_of):
+    """They would be neither poisoned nor watched."""
+
+    class Hiding(toy.ToyBackend):
+        def kv_buffers(self):
+            return {}
+
+    trace = trace_of(made(make_case, name), Hiding)
+    assert any("no cache byte changed; kv_buffers must give all pools" in told for told in trace.violations)
 
 
 @pytest.mark.parametrize("name", ["decode", "graph", "draft-runner"])

@@ -5,14 +5,14 @@ from dataclasses import fields
 import pytest
 import torch
 
-from dsv4_matrix.modes.bench import Bench
 from dsv4_matrix.modes.padding import REQUEST_FIELDS, ROW_FIELDS, PadSpec, pad, whole_groups
+from dsv4_matrix.modes.rig import Rig
 from dsv4_matrix.protocol import ForwardBatch
 
 
 @pytest.fixture
 def batch_of(toy):
-    return Bench(toy.ToyBackend, "cpu", 0).batch
+    return Rig(toy.ToyBackend, "cpu", 0).batch
 
 
 def test_decode_3_to_5(batch_of):

@@ -47,6 +47,7 @@ def test_success_names_the_place_and_the_edit(toy, matrix):
     case = probe_of(matrix, "r4/eagle-draft-runner")
     text = failure(case, matrix, toy.broken("refuses_nothing"))
     assert "went through; a refusal was due" in text
+    assert case.id not in text  # the screen around it has it
     assert f"matrix.yaml:{case.cell.place.line}:" in text
     assert case.reason in text
     assert "restore it" in text

@@ -58,6 +58,7 @@ def test_missing_multi_step_is_named(folder: Path) -> None:
     [
         "def store_kv(self, batch): ...",
         "def forward(self, q, batch, compress_ratio): ...",
+        "def forward(self, q, batch, compress_ratio, attn_sink, block_table): ...",
         "def init_forward_metadata_out_graph(self, batch): ...",
         "def kv_buffers(self, which): ...",
     ],

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
+
+from dsv4_matrix.context import Options
 
 
 def test_plugin_load_is_light() -> None:
@@ -88,3 +92,16 @@ def test_auto_workers_without_a_gpu_are_the_cpus(project: pytest.Pytester) -> No
     )
     result = project.runpytest_subprocess("-n", "auto", "--matrix-cells", "r0-eager-good-a")
     result.stdout.fnmatch_lines(["created: 3/3 workers"])
+
+
+def test_options_of_a_command_are_all_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = {name: name for name in ("backend", "reference", "cells", "shard", "timeout", "seeds")}
+    made = Options.of_command(matrix="m.yaml", report=tmp_path / "elsewhere/r.jsonl", require_gpu=True, **texts)
+    assert (made.matrix, made.report, made.search) == (tmp_path / "m.yaml", tmp_path / "elsewhere/r.jsonl", tmp_path)
+    assert {name: getattr(made, name) for name in texts} == texts
+    assert made.require_gpu
+    bare = Options.of_command()
+    told = {field.name: getattr(bare, field.name) for field in fields(bare)}
+    # A command is about the matrix though nothing is said: a run of zero cases is a mistake.
+    assert {name for name, value in told.items() if value} == {"search", "explicit", "named"}

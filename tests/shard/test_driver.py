@@ -66,3 +66,16 @@ def test_an_older_driver_does_not_serve_torch(answering: Any, version: int, show
 
 def test_without_a_driver_there_is_none() -> None:
     assert driver.device_names("13.0", "libno-such-driver.so.1") == ()
+    with pytest.raises(OSError, match="libno-such-driver"):
+        driver.served_cuda("libno-such-driver.so.1")
+
+
+def test_the_cuda_that_it_serves(answering: Any) -> None:
+    answering(stand_in((), version=13010))
+    assert driver.served_cuda() == 13010
+
+
+def test_a_driver_that_does_not_tell_its_cuda(answering: Any) -> None:
+    answering(stand_in((), fails="cuDriverGetVersion"))
+    with pytest.raises(RuntimeError, match="cuDriverGetVersion: CUDA error 100"):
+        driver.served_cuda()

@@ -108,7 +108,11 @@ def test_a_subclass_with_a_kernel_of_its_own_says_so(device: str) -> None:
         def attend(self, *arguments):
             raise AssertionError("never called")
 
-    told = {path.call: path for path in kernel_paths(Own, device)}
-    assert told["attention"].kernel.endswith("Own.attend")
-    assert "overrides attend" in told["attention"].why
-    assert told["sparse-prefill"].kernel == "portable"
+    class Later(Own):
+        """Inherits the kernel, and is not the one to name."""
+
+    for backend in (Own, Later):
+        told = {path.call: path for path in kernel_paths(backend, device)}
+        assert told["attention"].kernel.endswith(".Own.attend")
+        assert told["attention"].why.endswith(".Own overrides attend")
+        assert told["sparse-prefill"].kernel == "portable"

@@ -10,6 +10,7 @@ from dsv4_matrix.cases.compose import compose
 from dsv4_matrix.declaration import find_matrix, load_matrix
 from dsv4_matrix.modes.accumulated import drive_accumulators
 from dsv4_matrix.modes.composed import drive_composition
+from dsv4_matrix.modes.errors import BackendError
 
 MATRIX = load_matrix(find_matrix())
 CASES = {case.id: case for case in MATRIX.cases()}
@@ -72,6 +73,33 @@ def test_a_backend_that_gives_none_is_left_alone(composition):
             del runner
 
     assert drive_accumulators(composition, Silent) == ((), ())
+
+
+@pytest.mark.parametrize(("kept", "told"), [(slice(0, 2), r"\(torch.bfloat16 \[.*\)"), (0, "torch.bfloat16 .*")])
+def test_a_backend_that_returns_something_else_is_told_what_it_owes(composition, kept, told):
+    class Short(DSV4TritonBackend):
+        def forward_with_accumulators(self, *arguments):
+            return super().forward_with_accumulators(*arguments)[kept]
+
+    with pytest.raises(BackendError, match=rf"must return \(out, lse, accumulators\), .*; got {told}"):
+        drive_accumulators(composition, Short)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda kept: None, "got NoneType for it"),
+        (lambda kept: kept[1:], "for each of 1 rows; got one of 0"),
+    ],
+)
+def test_accumulators_that_are_not_one_for_each_row_are_told(composition, change, told):
+    class Uneven(DSV4TritonBackend):
+        def forward_with_accumulators(self, *arguments):
+            out, lse, kept = super().forward_with_accumulators(*arguments)
+            return out, lse, change(kept)
+
+    with pytest.raises(BackendError, match=told):
+        drive_accumulators(composition, Uneven)
 
 
 def test_the_kernel_is_its_own_again(composition):

@@ -100,6 +100,16 @@ def test_accumulators_that_differ_between_batches_of_a_run_are_told():
     assert "in batch middle are not those in batch alone: row 0 (at 0) column 0: 0x" in done.message
 
 
+def test_a_needle_that_is_wrong_everywhere_is_told_once():
+    done = execute_composed(CASES[DECODE], setup("wrong_triton:Window127"), PLAN_A)
+    assert done.result.outcome is Outcome.FAILED
+    head, found, *_ = done.message.splitlines()
+    assert head.startswith(f"{DECODE}: failed on ")
+    assert found == '  the needle: leg "needle", step 0, ratio 0'
+    assert done.message.count(f"{DECODE}: failed on ") == 1
+    assert "agrees   with: window 127" in done.message
+
+
 def test_only_chunks_show_bits_that_follow_them(tmp_path):
     """The same defect in every other batch: it is the chunk that finds it."""
     outcomes, verdict = two_runs(tmp_path, PREFILL, "wrong_bits:ChunksMoveTiles")
@@ -182,6 +192,9 @@ def test_a_serial_path_gets_one_request_a_call_also_in_graphs(tmp_path):
         (("--backend", "wrong_bits:SerialOnly"), 1, "unsupported(serial_only)"),
         (("--router", "dsv4_matrix.routing:_ID"), 1, "ended with status 2"),  # of A or B: whichever was first
         (("--cells", "r9*"), 2, "gate: --cells: no case id matches 'r9*'"),
+        (("--cells", "*-refused,refusal-*"), 2, "selected cases can be compared at L2: a probe, a refusal and"),
+        (("--cells", "r0-eager-decode-idle"), 2, "none of the 1 selected cases can be compared at L2"),
+        (("--every", "999999"), 2, "none of the 1 selected cases, of which --every 999999 leaves 0, can be compared"),
         (("--level", "L4"), 2, "name them, as in --devices 0,1"),
         (("--devices", "0,1"), 2, "only --level L4 compares devices"),
         (("--record", "evidence"), 2, "--record: evidence is of the whole matrix; leave out --cells and --every"),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from zlib import crc32
@@ -10,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from dsv4_reference.codec import dequantise, quantise
+from dsv4_triton import COMPILE_ONLY
 from torch import Tensor
 
 SCALE = 512**-0.5
@@ -38,6 +43,30 @@ class Answer:
 @pytest.fixture(scope="session")
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+MACHINE_CODE = (
+    "import json, sys\n"
+    "from dsv4_triton.aot import compile_kernel, opcodes\n"
+    "from dsv4_triton.target import TARGETS\n"
+    "for name in sys.argv[2:]:\n"
+    "    print(json.dumps(opcodes(compile_kernel(name, TARGETS[sys.argv[1]])[1].asm['cubin'])))\n"
+)
+
+
+@pytest.fixture(scope="session")
+def machine_code() -> Callable[..., dict[str, list[str]]]:
+    """Compiles kernels for a target in a process of their own: names of their machine instructions in order."""
+
+    def compiled(target: str, *names: str) -> dict[str, list[str]]:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {COMPILE_ONLY: "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", MACHINE_CODE, target, *names],
+            env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return dict(zip(names, map(json.loads, done.stdout.splitlines()), strict=True))
+
+    return compiled
 
 
 @pytest.fixture

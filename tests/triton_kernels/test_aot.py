@@ -29,16 +29,23 @@ def test_kernels_fit(target):
         assert kernels[name].matrix_instruction == MATRIX_INSTRUCTION.get(target, "mma.sync"), kernels[name]
 
 
-def test_the_hopper_kernel_fits_a_processor():
-    """All of a multiprocessor's registers, most of its shared memory, wgmma; spilled scalars stay below 100 words."""
-    kernels = compile_in_subprocess("sm90", "hopper", "hopper_split")
-    assert [k.kernel for k in kernels] == ["hopper", "hopper_split"]
-    for kernel in kernels:
-        assert kernel.shared <= TARGETS["sm90"].shared_limit, kernel
-        assert kernel.matrix_instruction == "wgmma"
-        assert kernel.registers * 512 <= 65536, kernel
-        if PINNED:
-            assert kernel.stack_bytes <= 400, kernel
+@pytest.mark.parametrize(
+    ("kernel", "threads", "spilled"),
+    [
+        ("hopper", 512, 400), ("hopper_split", 512, 400), ("hopper_score_64", 640, 0), ("hopper_score_128", 640, 0),
+        ("hopper_add_narrow", 384, 0), ("hopper_add_wide", 384, 0), ("hopper_stream_64", 640, 0),
+        ("hopper_stream_128", 640, 0),
+    ],
+)  # fmt: skip
+def test_the_hopper_kernels_fit_a_processor(kernel, threads, spilled):
+    """Most of a multiprocessor's registers and shared memory, wgmma; spilled scalars in bytes a thread."""
+    (compiled,) = compile_in_subprocess("sm90", kernel)
+    assert compiled.kernel == kernel
+    assert compiled.shared <= TARGETS["sm90"].shared_limit, compiled
+    assert compiled.matrix_instruction == "wgmma"
+    assert compiled.registers * threads <= 65536, compiled
+    if PINNED:
+        assert compiled.stack_bytes <= spilled, compiled
 
 
 def test_a_tile_too_large_is_seen():

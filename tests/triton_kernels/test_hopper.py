@@ -6,7 +6,9 @@ Everything else about it (which calls it takes, that it compiles and fits) is te
 
 from __future__ import annotations
 
+import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -135,6 +137,90 @@ def test_a_row_depends_on_itself_alone(long_batch, device, monkeypatch):
 
     monkeypatch.setattr(workload, "WORKSPACE_BYTES", 1)
     assert same(sparse_attention(**batch), whole)
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Which calls the kernels for few rows took, in order; or, told so, that they take none."""
+    from dsv4_triton import hopper
+
+    sound = hopper.serves
+    calls = []
+
+    def serves(*arguments, none=False):
+        calls.append(sound(*arguments) and not none)
+        return calls[-1]
+
+    monkeypatch.setattr(hopper, "serves", serves)
+    calls_none = partial(monkeypatch.setattr, hopper, "serves", partial(serves, none=True))
+    return calls, calls_none
+
+
+@pytest.mark.parametrize("heads", [64, 128])
+@pytest.mark.parametrize("peak", [0.0, 1.0, 40.0])
+@pytest.mark.parametrize(("width", "extra_width"), [(128, 1024), (128, 5), (1, 1), (70, 1150)])
+@pytest.mark.parametrize("rows", [2, 8, 30])
+def test_few_rows_have_the_bits_of_many(
+    rows, heads, peak, width, extra_width, random_keys, queries, choose_slots, served, device, generator
+):
+    """A row alone, among few, among dozens, and among more than the kernels for few rows take."""
+    main, slots = random_keys(8, 64, live=0.8)
+    extra, extra_slots = random_keys(600, 2, live=0.8)
+    lengths = torch.randint(0, width + 1, (rows,), generator=generator, dtype=torch.int32).to(device)
+    extra_lengths = torch.randint(0, extra_width + 1, (rows,), generator=generator, dtype=torch.int32).to(device)
+    lengths[:2], extra_lengths[0], extra_lengths[1] = width, extra_width, 0
+    batch = {
+        "q": queries(rows, heads) * peak,
+        "cache": main.view,
+        "indices": choose_slots(slots, rows, width, 0.2),
+        "lengths": lengths,
+        "sink": torch.randn(heads, generator=generator).to(device),
+        "scale": SCALE,
+        "extra_cache": extra.view,
+        "extra_indices": choose_slots(extra_slots, rows, extra_width, 0.2),
+        "extra_lengths": extra_lengths,
+    }
+    calls, take_none = served
+    few = sparse_attention(**batch)
+    for row in range(rows):
+        alone = sparse_attention(**rows_of(batch, slice(row, row + 1)))
+        assert same(alone, (few[0][row : row + 1], few[1][row : row + 1]))
+    assert all(calls)
+    order = torch.arange(300, device=device) % rows
+    many = sparse_attention(**rows_of(batch, order))
+    assert not calls[-1], "300 rows are not few"
+    assert same(many, (few[0][order], few[1][order]))
+    take_none()
+    assert same(sparse_attention(**batch), few)
+
+
+@pytest.mark.parametrize("heads", [64, 128])
+def test_few_rows_shared_among_any_number_of_programs(heads, random_keys, queries, choose_slots, monkeypatch):
+    """Programs of the first kernel and kinds of the second decide nothing."""
+    from dsv4_triton import hopper_few
+
+    main, slots = random_keys(8, 64, live=0.8)
+    q, indices = queries(2, heads), choose_slots(slots, 2, 1280, 0.1)
+    want = sparse_attention(q, main.view, indices, None, None, SCALE)
+    for share in itertools.product(("narrow", "wide", "stream"), (1, 7, 20)):
+        monkeypatch.setattr(hopper_few, "shares", lambda *_, share=share: share)
+        for _ in range(5):
+            assert same(sparse_attention(q, main.view, indices, None, None, SCALE), want), share
+
+
+def test_few_rows_in_a_graph_read_what_is_there_at_replay(random_keys, queries, choose_slots, device, generator):
+    """The second kernel is launched early: a replay sees queries, lists and keys as they are then."""
+    main, slots = random_keys(8, 64, live=0.8)
+    q, indices = queries(3, 64), choose_slots(slots, 3, 640, 0.1)
+    sparse_attention(q, main.view, indices, None, None, SCALE)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = sparse_attention(q, main.view, indices, None, None, SCALE)
+    for _ in range(20):
+        q.copy_(queries(3, 64))
+        indices.copy_(choose_slots(slots, 3, 640, 0.1))
+        graph.replay()
+        assert same(got, sparse_attention(q, main.view, indices, None, None, SCALE))
 
 
 def test_a_reordered_list_has_other_bits(long_batch):

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import triton
 
-SCRIPT = (
-    "import json, sys\n"
-    "from dsv4_triton.aot import compile_kernel, opcodes\n"
-    "from dsv4_triton.target import TARGETS\n"
-    "for name in sys.argv[2:]:\n"
-    "    print(json.dumps(opcodes(compile_kernel(name, TARGETS[sys.argv[1]])[1].asm['cubin'])))\n"
-)
-
 
 @pytest.fixture(scope="module")
-def code() -> dict[str, list[str]]:
+def code(machine_code) -> dict[str, list[str]]:
     """Machine code of the store that expects all rows to write, and of the one that expects few to."""
-    names = ["store_mapped", "store"]
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"DSV4_TRITON_COMPILE_ONLY": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, "sm90", *names], env=environment, capture_output=True, text=True, check=True
-    )
-    return dict(zip(names, map(json.loads, done.stdout.splitlines()), strict=True))
+    return machine_code("sm90", "store_mapped", "store")
 
 
 def loads(code: list[str]) -> list[str]:

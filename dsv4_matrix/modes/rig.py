@@ -1,4 +1,4 @@
-"""A small served backend for probes: two requests with a history, and batches of any forward mode over them."""
+"""A small served backend for probes: three requests with a history, and batches of any forward mode over them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dsv4_matrix.cases.poison import poison_pools
 from dsv4_matrix.modes.step import StepInputs, run_eager_step
+from dsv4_matrix.modes.trace import answer_faults
 from dsv4_matrix.protocol import AttentionBackend, BackendFactory, ForwardBatch, ForwardMode, RunnerConfig
 
 _PAGE, _HEAD_DIM, _HEADS, _TOPK = 256, 512, 16, 512
@@ -45,7 +46,7 @@ def small_runner(device: str, prefill_path: str = "auto") -> RunnerConfig:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Rig:
     """What a probe's site works with.
 
     Attributes:
@@ -124,10 +125,10 @@ class Bench:
     def serve(self, backend: AttentionBackend) -> str:
         """One small eager decode; what is wrong with its answer, or an empty string. Exceptions pass through."""
         batch = self.batch(ForwardMode.DECODE)
-        rows = batch.batch_size
-        out, lse = run_eager_step(backend, self.step_inputs(batch, 0))
-        if tuple(out.shape) != (rows, _HEADS, _HEAD_DIM) or tuple(lse.shape) != (rows, _HEADS):
-            return f"answers of shapes {list(out.shape)} and {list(lse.shape)}"
+        answer = run_eager_step(backend, self.step_inputs(batch, 0))
+        if faults := answer_faults(answer, batch.batch_size, _HEADS, _HEAD_DIM):
+            return "; ".join(faults)
+        out, lse = answer
         if not bool(out.isfinite().all() & lse.isfinite().all()):
             return "an answer that is not finite"
         return ""

@@ -1,0 +1,98 @@
+"""Few rows on Hopper: two kernels that share a row among many programs, with the bits of the one for many rows.
+
+The first makes scores of blocks of keys, the second weights of them, and adds up, some columns a program. The second
+is launched beside the first (programmatic dependent launch) and waits before it reads what the first wrote; where
+there is room for both it has decoded its keys meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from dsv4_triton.arguments import KeyList
+from dsv4_triton.hopper_add import add_blocks
+from dsv4_triton.hopper_layouts import BLOCK_N, HEADS
+from dsv4_triton.hopper_score import score_blocks
+from dsv4_triton.hopper_stream import SLICES, add_stream
+from dsv4_triton.workload import LOG2E, Workload
+
+#: The first kernel by blocks of 64 heads: slots of its ring, registers of a thread by role. The default role gets what
+#: is left of what the whole is compiled for.
+SCORE = {
+    1: {"SLOTS": 10, "SCORES_REGISTERS": 96, "DECODE_REGISTERS": 104},
+    2: {"SLOTS": 4, "SCORES_REGISTERS": 96, "DECODE_REGISTERS": 104},
+}
+SCORE_OPTIONS = {"num_warps": 4, "maxnreg": 96}
+#: Kinds of the second, a program for each slice of 64 heads: of 32 columns for least time, of 64 for more rows.
+ADD = {
+    "narrow": {"COLUMNS": 32, "RING": 14, "AT_ONCE": 5, "AHEAD": 3, "PREPARE_REGISTERS": 168},
+    "wide": {"COLUMNS": 64, "RING": 6, "AT_ONCE": 5, "AHEAD": 3, "PREPARE_REGISTERS": 168},
+}
+ADD_OPTIONS = {"num_warps": 4, "maxnreg": 168}
+#: One of its programs fills a processor.
+PROGRAMS = {kind: 512 // constexprs["COLUMNS"] for kind, constexprs in ADD.items()}
+#: Of 128 columns of all heads of a row, for still more: by blocks of 64 heads, as above.
+STREAM = {
+    1: {"SLOTS": 4, "STAGES": 3, "DEPTH": 4, "WEIGH_REGISTERS": 96, "KEYS_REGISTERS": 80},
+    2: {"SLOTS": 4, "STAGES": 3, "DEPTH": 2, "WEIGH_REGISTERS": 88, "KEYS_REGISTERS": 56},
+}
+STREAM_OPTIONS = {"num_warps": 4, "maxnreg": 96}
+
+
+def serves(work: Workload, processors: int) -> bool:
+    """Whether a call is better off here than as one program for 64 heads of a row. Either way it has the same bits."""
+    return work.splits == 1 and work.rows * SLICES <= processors
+
+
+def launch_few(
+    q: torch.Tensor,
+    main: KeyList,
+    extra: KeyList | None,
+    work: Workload,
+    scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    lists: tuple[Any, ...],
+    processors: int,
+) -> None:
+    """``hopper.launch`` for a call that ``serves`` takes; ``lists`` are both key lists as the kernels take them."""
+    rows, halves = work.rows, q.shape[2] // HEADS
+    row_blocks = triton.cdiv(main.width, BLOCK_N) + (triton.cdiv(extra.width, BLOCK_N) if extra else 0)
+    kind, programs = shares(rows, halves, row_blocks, processors)
+    blocks = rows * halves * row_blocks
+    scores = torch.empty(blocks * HEADS * BLOCK_N, dtype=torch.float32, device=q.device)
+    tops = torch.empty(blocks * HEADS, dtype=torch.float32, device=q.device)
+    score_blocks[(rows * programs,)](
+        q, *(n // 8 for n in q.stride()[:3]), scale * LOG2E, q.shape[1], programs, row_blocks, *lists, work.given,
+        scores, tops, HEAD_BLOCKS=halves, **SCORE[halves], **SCORE_OPTIONS,
+    )  # fmt: skip
+    output = (out, *(n // 8 for n in out.stride()[:3]), lse, *lse.stride(), work.sinks, q.shape[1], row_blocks)
+    held = (*lists, work.given, scores, tops, scale * LOG2E)
+    if kind == "stream":
+        add_stream[(rows * SLICES,)](
+            *output, *held, HEAD_BLOCKS=halves, **STREAM[halves], **STREAM_OPTIONS, launch_pdl=True
+        )
+    else:
+        add_blocks[(rows * halves * PROGRAMS[kind],)](
+            *output, halves, *held, **ADD[kind], **ADD_OPTIONS, launch_pdl=True
+        )
+
+
+def shares(rows: int, halves: int, row_blocks: int, processors: int) -> tuple[str, int]:
+    """Kind of the second kernel, and programs a row of the first, so that both fit beside each other.
+
+    A program for each block, where there is room; a few blocks less where that makes room; where it does not, the
+    second kernel's programs have to wait for those of the first in any case.
+    """
+    programs = rows * halves * PROGRAMS["wide"]
+    if programs > processors:
+        return "stream", max(1, min(row_blocks, processors // rows))
+    narrow = rows * halves * PROGRAMS["narrow"]
+    kind = "wide"
+    if rows * row_blocks + narrow <= processors:
+        kind, programs = "narrow", narrow
+    beside = (processors - programs) // rows
+    return kind, max(1, min(row_blocks, beside if 2 * beside >= row_blocks else processors // rows))

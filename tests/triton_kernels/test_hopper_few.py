@@ -1,0 +1,59 @@
+"""How few rows are shared among programs: arithmetic that needs no GPU. What comes out is tested in ``test_hopper``."""
+
+from __future__ import annotations
+
+import pytest
+from dsv4_triton.workload import Workload
+
+
+def shares(*arguments):
+    from dsv4_triton import hopper_few
+
+    return hopper_few.shares(*arguments)
+
+
+def serves(rows, splits, processors=132):
+    from dsv4_triton import hopper_few
+
+    return hopper_few.serves(Workload(rows, rows, splits, None, None, None, None, 0, 0, None), processors)
+
+
+def second(kind, rows, halves):
+    """Programs of the second kernel."""
+    from dsv4_triton import hopper_few
+
+    return rows * (hopper_few.SLICES.value if kind == "stream" else halves * hopper_few.PROGRAMS[kind])
+
+
+@pytest.mark.parametrize("processors", [132, 114, 78])
+@pytest.mark.parametrize("halves", [1, 2])
+@pytest.mark.parametrize("row_blocks", [1, 2, 10, 18, 20])
+def test_programs_of_both_kernels(processors, halves, row_blocks):
+    served = [rows for rows in range(1, 200) if serves(rows, 1, processors)]
+    assert served == list(range(1, processors // 4 + 1))
+    kinds = set()
+    for rows in served:
+        kind, programs = shares(rows, halves, row_blocks, processors)
+        kinds.add(kind)
+        assert 1 <= programs <= row_blocks
+        assert rows * programs <= processors, "one after the other they would take several turns"
+        assert second(kind, rows, halves) <= processors
+        if kind == "narrow":
+            assert rows * programs + second(kind, rows, halves) <= processors, "only where both are there at once"
+            assert programs == row_blocks
+    assert kinds == {"narrow", "wide", "stream"}
+
+
+def test_one_row_has_a_program_for_each_block():
+    assert shares(1, 1, 18, 132) == ("narrow", 18)
+    assert shares(4, 1, 18, 132) == ("wide", 18)
+    assert shares(4, 2, 18, 132) == ("wide", 17), "17 programs a row leave room for the second kernel, 18 do not"
+    assert shares(16, 1, 18, 132) == ("wide", 8)
+    assert shares(32, 1, 18, 132) == ("stream", 4)
+    assert shares(9, 2, 18, 132) == ("stream", 14)
+
+
+@pytest.mark.parametrize(("rows", "served"), [(1, True), (33, True), (34, False)])
+def test_which_calls_are_of_few_rows(rows, served):
+    assert serves(rows, 1) == served
+    assert not serves(rows, 2), "a row of several splits is another matter"
