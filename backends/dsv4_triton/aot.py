@@ -102,6 +102,9 @@ def _hopper_variants() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], d
         found[f"hopper_score_{heads}"] = (
             hopper_few.score_blocks, ATTENTION_POINTERS, score, hopper_few.SCORE_OPTIONS,
         )  # fmt: skip
+        found[f"hopper_score_once_{heads}"] = (
+            hopper_few.score_once, ATTENTION_POINTERS, {**named, **hopper_few.ONCE}, hopper_few.ONCE_OPTIONS,
+        )  # fmt: skip
         found[f"hopper_stream_{heads}"] = (
             hopper_few.add_stream, ATTENTION_POINTERS, stream, hopper_few.STREAM_OPTIONS,
         )  # fmt: skip

@@ -16,6 +16,7 @@ from dsv4_triton.arguments import KeyList
 from dsv4_triton.hopper_add import add_blocks
 from dsv4_triton.hopper_layouts import BLOCK_N, HEADS
 from dsv4_triton.hopper_score import score_blocks
+from dsv4_triton.hopper_score_once import score_once
 from dsv4_triton.hopper_stream import SLICES, add_stream
 from dsv4_triton.workload import LOG2E, Workload
 
@@ -26,6 +27,9 @@ SCORE = {
     2: {"SLOTS": 4, "SCORES_REGISTERS": 96, "DECODE_REGISTERS": 104},
 }
 SCORE_OPTIONS = {"num_warps": 4, "maxnreg": 96}
+#: The same where every block has a program.
+ONCE = {"GATHER_REGISTERS": 120, "SCORES_REGISTERS": 136}
+ONCE_OPTIONS = {"num_warps": 4, "maxnreg": 128}
 #: Kinds of the second, a program for each slice of 64 heads: of 32 columns for least time, of 64 for more rows.
 ADD = {
     "narrow": {"COLUMNS": 32, "RING": 14, "AT_ONCE": 5, "AHEAD": 3, "PREPARE_REGISTERS": 168},
@@ -65,10 +69,14 @@ def launch_few(
     blocks = rows * halves * row_blocks
     scores = torch.empty(blocks * HEADS * BLOCK_N, dtype=torch.float32, device=q.device)
     tops = torch.empty(blocks * HEADS, dtype=torch.float32, device=q.device)
-    score_blocks[(rows * programs,)](
-        q, *(n // 8 for n in q.stride()[:3]), scale * LOG2E, q.shape[1], programs, row_blocks, *lists, work.given,
-        scores, tops, HEAD_BLOCKS=halves, **SCORE[halves], **SCORE_OPTIONS,
-    )  # fmt: skip
+    queries = (q, *(n // 8 for n in q.stride()[:3]), scale * LOG2E, q.shape[1])
+    keys = (row_blocks, *lists, work.given, scores, tops)
+    if programs == row_blocks:
+        score_once[(rows * row_blocks,)](*queries, *keys, HEAD_BLOCKS=halves, **ONCE, **ONCE_OPTIONS)
+    else:
+        score_blocks[(rows * programs,)](
+            *queries, programs, *keys, HEAD_BLOCKS=halves, **SCORE[halves], **SCORE_OPTIONS
+        )
     output = (out, *(n // 8 for n in out.stride()[:3]), lse, *lse.stride(), work.sinks, q.shape[1], row_blocks)
     held = (*lists, work.given, scores, tops, scale * LOG2E)
     if kind == "stream":

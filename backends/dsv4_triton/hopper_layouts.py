@@ -45,10 +45,15 @@ PIECE_KEYS = gl.constexpr(gl.SliceLayout(1, PIECES))
 NOTES = gl.constexpr(gl.BlockedLayout([1, 4], [16, 2], [4, 1], [1, 0]))
 PLACES = gl.constexpr(gl.SliceLayout(1, NOTES))
 ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
-# WORDS for eight warps: each thread has a piece of one key.
+# The same two for eight warps: each thread has a piece of one key.
 WORDS_8 = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 1], [0, 2]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0], [32, 0]], [], [BLOCK_N, 16]
+    )
+)
+PIECES_8 = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0], [32, 0]], [], [BLOCK_N, 4]
     )
 )
 # Scores of 64 heads and 64 keys in memory, [4096]: 16 bytes of every thread of four warps for each 8 keys.
