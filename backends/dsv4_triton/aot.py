@@ -97,7 +97,7 @@ def _hopper_variants() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], d
 
     found = {}
     for halves in (1, 2):
-        heads, named = 64 * halves, {"HEAD_BLOCKS": halves}
+        heads, named = 64 * halves, {"HEAD_BLOCKS": halves, "SPLIT": False}
         score, stream = {**named, **hopper_few.SCORE[halves]}, {**named, **hopper_few.STREAM[halves]}
         found[f"hopper_score_{heads}"] = (
             hopper_few.score_blocks, ATTENTION_POINTERS, score, hopper_few.SCORE_OPTIONS,
@@ -109,7 +109,9 @@ def _hopper_variants() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], d
             hopper_few.add_stream, ATTENTION_POINTERS, stream, hopper_few.STREAM_OPTIONS,
         )  # fmt: skip
     for kind, constexprs in hopper_few.ADD.items():
-        found[f"hopper_add_{kind}"] = (hopper_few.add_blocks, ATTENTION_POINTERS, constexprs, hopper_few.ADD_OPTIONS)
+        options = hopper_few.ADD_OPTIONS
+        for name, split in ((f"hopper_add_{kind}", False), (f"hopper_add_{kind}_split", True)):
+            found[name] = (hopper_few.add_blocks, ATTENTION_POINTERS, {"SPLIT": split, **constexprs}, options)
     for name, split in (("hopper", False), ("hopper_split", True)):
         constexprs = {"SPLIT": split, "HEAD_BLOCKS": 1, "SPLIT_BLOCKS": hopper.SPLIT_BLOCKS, **hopper.REGISTERS}
         found[name] = (hopper.attend, ATTENTION_POINTERS, constexprs, hopper.OPTIONS)

@@ -51,18 +51,19 @@ def launch(
         *_addressing(other), other.indices, *other.indices.stride()[:2], work.extra_lengths, work.extra_width,
     )  # fmt: skip
     with launching_on(q):
-        if serves(work, processors(index)):
-            launch_few(q, main, extra, work, scale, out, lse, lists, processors(index))
-            return
+        few = serves(work, processors(index))
         for first in range(0, work.rows, work.chunk):
             count = min(work.chunk, work.rows - first)
             items = count * work.splits * (heads // HEADS)
-            attend[(min(items, processors(index)),)](
-                q, *(n // 8 for n in q.stride()[:3]), out, *(n // 8 for n in out.stride()[:3]), lse, *lse.stride(),
-                work.sinks, scale * LOG2E, seq, first, items, *lists, work.given, work.partial, work.splits,
-                SPLIT=work.splits > 1, HEAD_BLOCKS=heads // HEADS, SPLIT_BLOCKS=SPLIT_BLOCKS,
-                **REGISTERS, **OPTIONS,
-            )  # fmt: skip
+            if few:
+                launch_few(q, main, extra, work, scale, out, lse, lists, processors(index))
+            else:
+                attend[(min(items, processors(index)),)](
+                    q, *(n // 8 for n in q.stride()[:3]), out, *(n // 8 for n in out.stride()[:3]), lse, *lse.stride(),
+                    work.sinks, scale * LOG2E, seq, first, items, *lists, work.given, work.partial, work.splits,
+                    SPLIT=work.splits > 1, HEAD_BLOCKS=heads // HEADS, SPLIT_BLOCKS=SPLIT_BLOCKS,
+                    **REGISTERS, **OPTIONS,
+                )  # fmt: skip
             if work.splits > 1:
                 combine[(count, heads // COMBINE_HEADS)](
                     work.partial, work.splits, out, *out.stride()[:3], lse, *lse.stride(), work.sinks,

@@ -16,7 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from dsv4_triton.hopper_items import offset_of, row_lengths
+from dsv4_triton.hopper_emit import emit
+from dsv4_triton.hopper_items import offset_of, row_of
 from dsv4_triton.hopper_keys import decoded, words_of
 from dsv4_triton.hopper_layouts import (
     BLOCK,
@@ -33,7 +34,7 @@ from dsv4_triton.hopper_layouts import (
     wait_for_previous,
 )
 from dsv4_triton.hopper_notes import address_of, entries_of, factors_of
-from dsv4_triton.hopper_softmax import finish, weigh
+from dsv4_triton.hopper_softmax import weigh
 
 FIRST = gl.constexpr(0)
 SECOND = gl.constexpr(1)
@@ -155,7 +156,8 @@ def _operand(x, OPERAND: gl.constexpr):
 
 @gluon.jit
 def _sums(
-    out, o_h, lse, l_h, sink, given, blocks, slice_, tiles, ring, hand, bars, COLUMNS: gl.constexpr, RING: gl.constexpr,
+    output, half, blocks, slice_, tiles, ring, hand, bars,
+    COLUMNS: gl.constexpr, RING: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """The role of four warps: weights times keys, and the output."""
     filled, full, empty = bars
@@ -163,8 +165,6 @@ def _sums(
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     rows: gl.constexpr = gl.SliceLayout(1, layout)
-    h = gl.arange(0, 64, rows)
-    sinks = gl.load(sink + h, mask=(h >= 0) & ((given & 4) != 0), other=float("-inf"))
     acc = gl.zeros([64, COLUMNS], gl.float32, layout)
     total = gl.zeros([64], gl.float32, rows)
     top = total
@@ -187,46 +187,45 @@ def _sums(
             next_p = _operand(ring.index(after % RING).load(WEIGHTS), operand)
             acc, p = warpgroup_mma_wait(0, deps=[token, p])
             p = next_p
-    factor, row_lse = finish(top, total, sinks)
-    if slice_ == 0:
-        gl.store(lse + h.to(gl.int64) * l_h, row_lse)
-    y = (acc * gl.expand_dims(factor, 1)).to(gl.bfloat16)
-    column = gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(0, layout)), 0) + slice_ * COLUMNS
-    gl.store(out + (gl.expand_dims(h, 1) * (o_h * 8) + column), y)
+    emit(acc, top, total, output, half, slice_, layout, SPLIT)
 
 
 @gluon.jit(do_not_specialize=[
     "seq", "o_b", "o_s", "o_h", "l_b", "l_s", "l_h", "i_b", "i_s", "e_b", "e_s", "width", "extra_width", "given",
-    "shift", "extra_shift", "stride", "extra_stride", "capacity", "extra_capacity", "row_blocks", "halves",
-], do_not_specialize_on_alignment=["lse", "sink", "index", "lengths", "extra_index", "extra_lengths"])  # fmt: skip
+    "shift", "extra_shift", "stride", "extra_stride", "capacity", "extra_capacity", "row_blocks", "splits", "halves",
+], do_not_specialize_on_alignment=[
+    "lse", "partial", "sink", "index", "lengths", "extra_index", "extra_lengths",
+])  # fmt: skip
 def add_blocks(
-    out, o_b, o_s, o_h, lse, l_b, l_s, l_h, sink, seq, row_blocks, halves,
+    out, o_b, o_s, o_h, lse, l_b, l_s, l_h, sink, seq, row_blocks, splits, partial, halves,
     cache, shift, stride, capacity, index, i_b, i_s, lengths, width,
     extra_cache, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, extra_lengths, extra_width,
-    given, scores, tops, scale, COLUMNS: gl.constexpr, RING: gl.constexpr, AT_ONCE: gl.constexpr,
+    given, scores, tops, scale, SPLIT: gl.constexpr, COLUMNS: gl.constexpr, RING: gl.constexpr, AT_ONCE: gl.constexpr,
     AHEAD: gl.constexpr, PREPARE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """COLUMNS columns of the output of 64 heads of a row; the first program of these also has their lse.
 
-    Arguments as ``hopper_score.score_blocks`` has them. A row has MOST_BLOCKS blocks at most, whose keys are in shared
-    memory beside RING blocks of weights.
+    Arguments as ``hopper_score.score_blocks`` has them, and ``hopper_kernel.attend``. An item has MOST_BLOCKS blocks at
+    most, whose keys are in shared memory beside RING blocks of weights.
     """
     slices: gl.constexpr = 512 // COLUMNS
     item = gl.program_id(0) // slices
     slice_ = gl.program_id(0) % slices
-    row, half = item // halves, item % halves
-    b, s = row // seq, row % seq
-    n, extra = row_lengths((lengths, extra_lengths, width, extra_width, given), b)
-    blocks = (n + BLOCK - 1) // BLOCK + (extra + BLOCK - 1) // BLOCK
-    held = (n, extra, blocks, index + offset_of(b, i_b, s, i_s), extra_index + offset_of(b, e_b, s, e_s))
+    number, half = item // halves, item % halves
+    b, s, split, row_splits, held = row_of(
+        number, seq, splits, (lengths, extra_lengths, width, extra_width, given),
+        (index, extra_index, i_b, i_s, e_b, e_s), SPLIT, MOST_BLOCKS,
+    )  # fmt: skip
+    blocks = held[2]
     words = cache.to(gl.pointer_type(gl.int32), bitcast=True)
     extra_words = extra_cache.to(gl.pointer_type(gl.int32), bitcast=True)
     lists = (words, extra_words, shift, extra_shift, stride, extra_stride, capacity, extra_capacity)
     scores += item.to(gl.int64) * row_blocks * 4096
     tops += item.to(gl.int64) * row_blocks * 64
-    out += (offset_of(b, o_b, s, o_s) + half.to(gl.int64) * 64 * o_h) * 8
-    lse += offset_of(b, l_b, s, l_s) + half.to(gl.int64) * 64 * l_h
-    sink += half * 64
+    output = (
+        out + offset_of(b, o_b, s, o_s) * 8, o_h, lse + offset_of(b, l_b, s, l_s), l_h, sink, given,
+        partial, number, halves * 64, split, row_splits,
+    )  # fmt: skip
     swizzle: gl.constexpr = 2 * COLUMNS
     keys_a_step: gl.constexpr = 4096 // COLUMNS  # 16 bytes of e4m3 a thread
     tiles = gl.allocate_shared_memory(gl.bfloat16, [MOST_BLOCKS, BLOCK, COLUMNS], gl.NVMMASharedLayout(swizzle, 16, 2))
@@ -254,7 +253,7 @@ def add_blocks(
         [
             (
                 _sums,
-                (out, o_h, lse, l_h, sink, given, blocks, slice_, tiles, ring, hand, bars, COLUMNS, RING),
+                (output, half, blocks, slice_, tiles, ring, hand, bars, COLUMNS, RING, SPLIT),
             ),
             (
                 _prepare,

@@ -2,7 +2,7 @@
 
 The first makes scores of blocks of keys, the second weights of them, and adds up, some columns a program. The second
 is launched beside the first (programmatic dependent launch) and waits before it reads what the first wrote; where
-there is room for both it has decoded its keys meanwhile.
+there is room for both it has decoded its keys meanwhile. An item is a row or, of a row of several splits, one of these.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 
 from dsv4_triton.arguments import KeyList
 from dsv4_triton.hopper_add import add_blocks
-from dsv4_triton.hopper_layouts import BLOCK_N, HEADS
+from dsv4_triton.hopper_layouts import BLOCK_N, HEADS, MOST_BLOCKS
 from dsv4_triton.hopper_score import score_blocks
 from dsv4_triton.hopper_score_once import score_once
 from dsv4_triton.hopper_stream import SLICES, add_stream
@@ -48,7 +48,7 @@ STREAM_OPTIONS = {"num_warps": 4, "maxnreg": 96}
 
 def serves(work: Workload, processors: int) -> bool:
     """Whether a call is better off here than as one program for 64 heads of a row. Either way it has the same bits."""
-    return work.splits == 1 and work.rows * SLICES <= processors
+    return work.rows == work.chunk and work.rows * work.splits * SLICES <= processors
 
 
 def launch_few(
@@ -63,44 +63,47 @@ def launch_few(
     processors: int,
 ) -> None:
     """``hopper.launch`` for a call that ``serves`` takes; ``lists`` are both key lists as the kernels take them."""
-    rows, halves = work.rows, q.shape[2] // HEADS
-    row_blocks = triton.cdiv(main.width, BLOCK_N) + (triton.cdiv(extra.width, BLOCK_N) if extra else 0)
-    kind, programs = shares(rows, halves, row_blocks, processors)
-    blocks = rows * halves * row_blocks
+    items, halves = work.rows * work.splits, q.shape[2] // HEADS
+    blocks = triton.cdiv(main.width, BLOCK_N) + (triton.cdiv(extra.width, BLOCK_N) if extra else 0)
+    row_blocks = min(blocks, MOST_BLOCKS.value)
+    kind, programs = shares(items, halves, row_blocks, processors)
+    blocks = items * halves * row_blocks
     scores = torch.empty(blocks * HEADS * BLOCK_N, dtype=torch.float32, device=q.device)
     tops = torch.empty(blocks * HEADS, dtype=torch.float32, device=q.device)
     queries = (q, *(n // 8 for n in q.stride()[:3]), scale * LOG2E, q.shape[1])
-    keys = (row_blocks, *lists, work.given, scores, tops)
+    keys = (row_blocks, work.splits, *lists, work.given, scores, tops)
+    split, named = work.splits > 1, {"HEAD_BLOCKS": halves}
     if programs == row_blocks:
-        score_once[(rows * row_blocks,)](*queries, *keys, HEAD_BLOCKS=halves, **ONCE, **ONCE_OPTIONS)
+        score_once[(items * row_blocks,)](*queries, *keys, SPLIT=split, **named, **ONCE, **ONCE_OPTIONS)
     else:
-        score_blocks[(rows * programs,)](
-            *queries, programs, *keys, HEAD_BLOCKS=halves, **SCORE[halves], **SCORE_OPTIONS
+        score_blocks[(items * programs,)](
+            *queries, programs, *keys, SPLIT=split, **named, **SCORE[halves], **SCORE_OPTIONS
         )
     output = (out, *(n // 8 for n in out.stride()[:3]), lse, *lse.stride(), work.sinks, q.shape[1], row_blocks)
+    output = (*output, work.splits, work.partial)
     held = (*lists, work.given, scores, tops, scale * LOG2E)
     if kind == "stream":
-        add_stream[(rows * SLICES,)](
-            *output, *held, HEAD_BLOCKS=halves, **STREAM[halves], **STREAM_OPTIONS, launch_pdl=True
+        add_stream[(items * SLICES,)](
+            *output, *held, SPLIT=split, **named, **STREAM[halves], **STREAM_OPTIONS, launch_pdl=True
         )
     else:
-        add_blocks[(rows * halves * PROGRAMS[kind],)](
-            *output, halves, *held, **ADD[kind], **ADD_OPTIONS, launch_pdl=True
+        add_blocks[(items * halves * PROGRAMS[kind],)](
+            *output, halves, *held, SPLIT=split, **ADD[kind], **ADD_OPTIONS, launch_pdl=True
         )
 
 
-def shares(rows: int, halves: int, row_blocks: int, processors: int) -> tuple[str, int]:
-    """Kind of the second kernel, and programs a row of the first, so that both fit beside each other.
+def shares(items: int, halves: int, row_blocks: int, processors: int) -> tuple[str, int]:
+    """Kind of the second kernel, and programs an item of the first, so that both fit beside each other.
 
     A program for each block, where there is room; a few blocks less where that makes room; where it does not, the
     second kernel's programs have to wait for those of the first in any case.
     """
-    programs = rows * halves * PROGRAMS["wide"]
+    programs = items * halves * PROGRAMS["wide"]
     if programs > processors:
-        return "stream", max(1, min(row_blocks, processors // rows))
-    narrow = rows * halves * PROGRAMS["narrow"]
+        return "stream", max(1, min(row_blocks, processors // items))
+    narrow = items * halves * PROGRAMS["narrow"]
     kind = "wide"
-    if rows * row_blocks + narrow <= processors:
+    if items * row_blocks + narrow <= processors:
         kind, programs = "narrow", narrow
-    beside = (processors - programs) // rows
-    return kind, max(1, min(row_blocks, beside if 2 * beside >= row_blocks else processors // rows))
+    beside = (processors - programs) // items
+    return kind, max(1, min(row_blocks, beside if 2 * beside >= row_blocks else processors // items))

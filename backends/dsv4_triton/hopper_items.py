@@ -29,6 +29,31 @@ def row_lengths(lists, b):
 
 
 @gluon.jit
+def row_of(item, seq, splits, lists, indices, SPLIT: gl.constexpr, SPLIT_BLOCKS: gl.constexpr):
+    """An item of the kernels for few rows, (row, split): its request, row of the request, split and row's splits.
+
+    Then what its blocks are: lengths of both lists, how many blocks, the first of them, both lists.
+    """
+    index, extra_index, i_b, i_s, e_b, e_s = indices
+    row = item
+    split = item * 0
+    if SPLIT:
+        row = item // splits
+        split = item % splits
+    b, s = row // seq, row % seq
+    n, extra = row_lengths(lists, b)
+    blocks = (n + BLOCK - 1) // BLOCK + (extra + BLOCK - 1) // BLOCK
+    first = split * 0
+    row_splits = first + 1
+    if SPLIT:
+        row_splits = gl.maximum((blocks + SPLIT_BLOCKS - 1) // SPLIT_BLOCKS, 1)
+        first = split * SPLIT_BLOCKS
+        blocks = gl.maximum(gl.minimum(blocks - first, SPLIT_BLOCKS), 0)
+    held = (n, extra, blocks, first, index + offset_of(b, i_b, s, i_s), extra_index + offset_of(b, e_b, s, e_s))
+    return b, s, split, row_splits, held
+
+
+@gluon.jit
 def item_place(rows, item, SPLIT: gl.constexpr, HEAD_BLOCKS: gl.constexpr):
     """Where an item is: row in this launch, request, row of the request, block of heads, split."""
     lengths, extra_lengths, width, extra_width, given, seq, first_row, splits = rows

@@ -101,9 +101,9 @@ def entries_of(row, step, LAYOUT: gl.constexpr, KEYS: gl.constexpr):
 
     No lane is masked off: a load that some lanes leave out is waited for at once.
     """
-    n, extra, blocks, index, extra_index = row
+    n, extra, blocks, first, index, extra_index = row
     main_blocks = (n + BLOCK - 1) // BLOCK
-    place = step * KEYS + gl.arange(0, KEYS, LAYOUT)
+    place = first * BLOCK + step * KEYS + gl.arange(0, KEYS, LAYOUT)
     main = place < main_blocks * BLOCK
     key = gl.where(main, place, place - main_blocks * BLOCK)
     length = gl.where(main, n, extra)

@@ -1,4 +1,4 @@
-# ruff: noqa: N803, SIM113 - constexpr names are upper case, and Gluon compiles a subset of Python
+# ruff: noqa: N803, RUF059, SIM113 - constexpr names are upper case, and Gluon compiles a subset of Python
 """Few rows, the first of two kernels: scores of blocks of keys, a row's blocks by any number of programs.
 
 Two roles of four warps multiply, every second block or, with 128 heads, half of the heads; one fetches keys for them
@@ -18,11 +18,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from dsv4_triton.hopper_fetch import FETCHING, GROUPS, fetch_blocks, slot_factors
-from dsv4_triton.hopper_items import offset_of, row_lengths, unknown
+from dsv4_triton.hopper_items import offset_of, row_of, unknown
 from dsv4_triton.hopper_keys import poisoned, put, put_decoded
 from dsv4_triton.hopper_layouts import (
     BLOCK,
     KEYS,
+    MOST_BLOCKS,
     PLAIN,
     PLAIN_2D,
     ROWS,
@@ -146,34 +147,36 @@ def _score(
 
 @gluon.jit(do_not_specialize=[
     "seq", "q_b", "q_s", "q_h", "i_b", "i_s", "e_b", "e_s", "width", "extra_width", "given", "shift", "extra_shift",
-    "stride", "extra_stride", "capacity", "extra_capacity", "programs", "row_blocks",
+    "stride", "extra_stride", "capacity", "extra_capacity", "programs", "row_blocks", "splits",
 ], do_not_specialize_on_alignment=["index", "lengths", "extra_index", "extra_lengths"])  # fmt: skip
 def score_blocks(
-    q, q_b, q_s, q_h, scale, seq, programs, row_blocks,
+    q, q_b, q_s, q_h, scale, seq, programs, row_blocks, splits,
     cache, shift, stride, capacity, index, i_b, i_s, lengths, width,
     extra_cache, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, extra_lengths, extra_width,
-    given, scores, tops, HEAD_BLOCKS: gl.constexpr, SLOTS: gl.constexpr, SCORES_REGISTERS: gl.constexpr,
-    DECODE_REGISTERS: gl.constexpr,
+    given, scores, tops, SPLIT: gl.constexpr, HEAD_BLOCKS: gl.constexpr, SLOTS: gl.constexpr,
+    SCORES_REGISTERS: gl.constexpr, DECODE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Scores of the blocks ``part, part + programs, ...`` of a row, -inf for keys that do not count, and their maxima.
+    """Scores of the blocks ``part, part + programs, ...`` of an item, -inf for keys that do not count; their maxima.
 
-    scores: fp32 ``[rows, HEAD_BLOCKS, row_blocks, 4096]``, not yet scaled; tops: fp32 ``[rows, HEAD_BLOCKS, row_blocks,
-    64]``, scaled (``hopper_softmax.block_maximum``).
+    An item is a row, or one of ``splits`` of it, of MOST_BLOCKS blocks at most. scores: fp32 ``[items, HEAD_BLOCKS,
+    row_blocks, 4096]``, not yet scaled; tops: fp32 ``[items, HEAD_BLOCKS, row_blocks, 64]``, scaled
+    (``hopper_softmax.block_maximum``).
     Other arguments are those of ``hopper_kernel.attend``.
     """
     launch_dependents()
-    row = gl.program_id(0) // programs
+    item = gl.program_id(0) // programs
     part = gl.program_id(0) % programs
-    b, s = row // seq, row % seq
-    n, extra = row_lengths((lengths, extra_lengths, width, extra_width, given), b)
-    blocks = (n + BLOCK - 1) // BLOCK + (extra + BLOCK - 1) // BLOCK
-    held = (n, extra, blocks, index + offset_of(b, i_b, s, i_s), extra_index + offset_of(b, e_b, s, e_s))
+    b, s, split, row_splits, held = row_of(
+        item, seq, splits, (lengths, extra_lengths, width, extra_width, given),
+        (index, extra_index, i_b, i_s, e_b, e_s), SPLIT, MOST_BLOCKS,
+    )  # fmt: skip
+    blocks = held[2]
     words = cache.to(gl.pointer_type(gl.int32), bitcast=True)
     extra_words = extra_cache.to(gl.pointer_type(gl.int32), bitcast=True)
     lists = (words, extra_words, shift, extra_shift, stride, extra_stride, capacity, extra_capacity)
     q += offset_of(b, q_b, s, q_s) * 8
-    scores += row.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 4096)
-    tops += row.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 64)
+    scores += item.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 4096)
+    tops += item.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 64)
     if HEAD_BLOCKS == 2:
         query = (
             gl.allocate_shared_memory(gl.bfloat16, [4, 64, 128], SWIZZLED),

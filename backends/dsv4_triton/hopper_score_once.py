@@ -1,4 +1,4 @@
-# ruff: noqa: N803 - constexpr names are upper case, and Gluon compiles a subset of Python
+# ruff: noqa: N803, RUF059 - constexpr names are upper case, and Gluon compiles a subset of Python
 """Few rows, the first of two kernels where every block of keys has a program: as ``hopper_score``, for least time.
 
 There is nothing to overlap but the two halves of the block: eight warps have all of its bytes on their way at once, in
@@ -18,10 +18,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from dsv4_triton.hopper_fetch import slot_factors
-from dsv4_triton.hopper_items import offset_of, row_lengths
+from dsv4_triton.hopper_items import offset_of, row_of
 from dsv4_triton.hopper_keys import poisoned, put, put_decoded, words_of
 from dsv4_triton.hopper_layouts import (
     BLOCK,
+    MOST_BLOCKS,
     PIECES_8,
     PLAIN,
     ROWS,
@@ -104,28 +105,30 @@ def _score(HALF: gl.constexpr, query, q, q_h, blocks, scale, tiles, biases, full
 
 @gluon.jit(do_not_specialize=[
     "seq", "q_b", "q_s", "q_h", "i_b", "i_s", "e_b", "e_s", "width", "extra_width", "given", "shift", "extra_shift",
-    "stride", "extra_stride", "capacity", "extra_capacity", "row_blocks",
+    "stride", "extra_stride", "capacity", "extra_capacity", "row_blocks", "splits",
 ], do_not_specialize_on_alignment=["index", "lengths", "extra_index", "extra_lengths"])  # fmt: skip
 def score_once(
-    q, q_b, q_s, q_h, scale, seq, row_blocks,
+    q, q_b, q_s, q_h, scale, seq, row_blocks, splits,
     cache, shift, stride, capacity, index, i_b, i_s, lengths, width,
     extra_cache, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, extra_lengths, extra_width,
-    given, scores, tops, HEAD_BLOCKS: gl.constexpr, GATHER_REGISTERS: gl.constexpr, SCORES_REGISTERS: gl.constexpr,
+    given, scores, tops, SPLIT: gl.constexpr, HEAD_BLOCKS: gl.constexpr,
+    GATHER_REGISTERS: gl.constexpr, SCORES_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """As ``hopper_score.score_blocks`` with ``row_blocks`` programs a row."""
     launch_dependents()
-    row = gl.program_id(0) // row_blocks
+    item = gl.program_id(0) // row_blocks
     block = gl.program_id(0) % row_blocks
-    b, s = row // seq, row % seq
-    n, extra = row_lengths((lengths, extra_lengths, width, extra_width, given), b)
-    blocks = (n + BLOCK - 1) // BLOCK + (extra + BLOCK - 1) // BLOCK
-    held = (n, extra, blocks, index + offset_of(b, i_b, s, i_s), extra_index + offset_of(b, e_b, s, e_s))
+    b, s, split, row_splits, held = row_of(
+        item, seq, splits, (lengths, extra_lengths, width, extra_width, given),
+        (index, extra_index, i_b, i_s, e_b, e_s), SPLIT, MOST_BLOCKS,
+    )  # fmt: skip
+    blocks = held[2]
     words = cache.to(gl.pointer_type(gl.int32), bitcast=True)
     extra_words = extra_cache.to(gl.pointer_type(gl.int32), bitcast=True)
     lists = (words, extra_words, shift, extra_shift, stride, extra_stride, capacity, extra_capacity)
     q += offset_of(b, q_b, s, q_s) * 8
-    scores += row.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 4096)
-    tops += row.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 64)
+    scores += item.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 4096)
+    tops += item.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 64)
     tiles = (
         gl.allocate_shared_memory(gl.bfloat16, [BLOCK, 128], SWIZZLED),
         gl.allocate_shared_memory(gl.bfloat16, [BLOCK, 128], SWIZZLED),

@@ -18,8 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from dsv4_triton.hopper_emit import emit
 from dsv4_triton.hopper_fetch import copy_group, slot_factors
-from dsv4_triton.hopper_items import offset_of, row_lengths
+from dsv4_triton.hopper_items import offset_of, row_of
 from dsv4_triton.hopper_keys import put, put_decoded
 from dsv4_triton.hopper_layouts import (
     BLOCK,
@@ -35,7 +36,7 @@ from dsv4_triton.hopper_layouts import (
     wait_for_previous,
 )
 from dsv4_triton.hopper_notes import address_of, entries_of
-from dsv4_triton.hopper_softmax import finish, weigh
+from dsv4_triton.hopper_softmax import weigh
 
 FIRST = gl.constexpr(0)
 SECOND = gl.constexpr(1)
@@ -181,7 +182,7 @@ def _weigh(
 
 @gluon.jit
 def _sums(
-    out, o_h, lse, l_h, sink, given, blocks, slice_, tiles, weights, hand, bars, HEAD_BLOCKS: gl.constexpr,
+    output, blocks, slice_, tiles, weights, hand, bars, HEAD_BLOCKS: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """The role of four warps: weights times keys of every 64 heads, and the output."""
     full, empty, ready, used = bars
@@ -223,45 +224,43 @@ def _sums(
         mbarrier.arrive(empty.index(stage), count=1)
         for half in gl.static_range(HEAD_BLOCKS):
             mbarrier.arrive(used.index(half * depth + block % depth), count=1)
-    column = gl.expand_dims(gl.arange(0, 128, gl.SliceLayout(0, SUMS)), 0) + slice_ * 128
     for half in gl.static_range(HEAD_BLOCKS):
-        h = gl.arange(0, 64, rows) + half * 64
-        sinks = gl.load(sink + h, mask=(h >= 0) & ((given & 4) != 0), other=float("-inf"))
-        factor, row_lse = finish(top[half], total[half], sinks)
-        if slice_ == 0:
-            gl.store(lse + h.to(gl.int64) * l_h, row_lse)
-        y = (acc[half] * gl.expand_dims(factor, 1)).to(gl.bfloat16)
-        gl.store(out + (gl.expand_dims(h, 1).to(gl.int64) * (o_h * 8) + column), y)
+        emit(acc[half], top[half], total[half], output, half, slice_, SUMS, SPLIT)
 
 
 @gluon.jit(do_not_specialize=[
     "seq", "o_b", "o_s", "o_h", "l_b", "l_s", "l_h", "i_b", "i_s", "e_b", "e_s", "width", "extra_width", "given",
-    "shift", "extra_shift", "stride", "extra_stride", "capacity", "extra_capacity", "row_blocks",
-], do_not_specialize_on_alignment=["lse", "sink", "index", "lengths", "extra_index", "extra_lengths"])  # fmt: skip
+    "shift", "extra_shift", "stride", "extra_stride", "capacity", "extra_capacity", "row_blocks", "splits",
+], do_not_specialize_on_alignment=[
+    "lse", "partial", "sink", "index", "lengths", "extra_index", "extra_lengths",
+])  # fmt: skip
 def add_stream(
-    out, o_b, o_s, o_h, lse, l_b, l_s, l_h, sink, seq, row_blocks,
+    out, o_b, o_s, o_h, lse, l_b, l_s, l_h, sink, seq, row_blocks, splits, partial,
     cache, shift, stride, capacity, index, i_b, i_s, lengths, width,
     extra_cache, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, extra_lengths, extra_width,
-    given, scores, tops, scale, HEAD_BLOCKS: gl.constexpr, SLOTS: gl.constexpr, STAGES: gl.constexpr,
-    DEPTH: gl.constexpr, WEIGH_REGISTERS: gl.constexpr, KEYS_REGISTERS: gl.constexpr,
+    given, scores, tops, scale, SPLIT: gl.constexpr, HEAD_BLOCKS: gl.constexpr, SLOTS: gl.constexpr,
+    STAGES: gl.constexpr, DEPTH: gl.constexpr, WEIGH_REGISTERS: gl.constexpr, KEYS_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """128 columns of the output of a row; the first program of a row also has its lse.
 
-    Arguments as ``hopper_score.score_blocks`` has them.
+    Arguments as ``hopper_score.score_blocks`` has them, and ``hopper_kernel.attend``.
     """
-    row = gl.program_id(0) // SLICES
+    item = gl.program_id(0) // SLICES
     slice_ = gl.program_id(0) % SLICES
-    b, s = row // seq, row % seq
-    n, extra = row_lengths((lengths, extra_lengths, width, extra_width, given), b)
-    blocks = (n + BLOCK - 1) // BLOCK + (extra + BLOCK - 1) // BLOCK
-    held = (n, extra, blocks, index + offset_of(b, i_b, s, i_s), extra_index + offset_of(b, e_b, s, e_s))
+    b, s, split, row_splits, held = row_of(
+        item, seq, splits, (lengths, extra_lengths, width, extra_width, given),
+        (index, extra_index, i_b, i_s, e_b, e_s), SPLIT, MOST_BLOCKS,
+    )  # fmt: skip
+    blocks = held[2]
     words = cache.to(gl.pointer_type(gl.int32), bitcast=True)
     extra_words = extra_cache.to(gl.pointer_type(gl.int32), bitcast=True)
     lists = (words, extra_words, shift, extra_shift, stride, extra_stride, capacity, extra_capacity)
-    scores += row.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 4096)
-    tops += row.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 64)
-    out += offset_of(b, o_b, s, o_s) * 8
-    lse += offset_of(b, l_b, s, l_s)
+    scores += item.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 4096)
+    tops += item.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 64)
+    output = (
+        out + offset_of(b, o_b, s, o_s) * 8, o_h, lse + offset_of(b, l_b, s, l_s), l_h, sink, given,
+        partial, item, HEAD_BLOCKS * 64, split, row_splits,
+    )  # fmt: skip
     tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK, 128], SWIZZLED)
     weights = gl.allocate_shared_memory(gl.bfloat16, [HEAD_BLOCKS * DEPTH, 64, BLOCK], SWIZZLED)
     ring = gl.allocate_shared_memory(gl.int32, [3 * SLOTS, BLOCK, 16], PLAIN_2D)
@@ -295,8 +294,7 @@ def add_stream(
             (
                 _sums,
                 (
-                    out, o_h, lse, l_h, sink, given, blocks, slice_, tiles, weights, hand, (full, empty, ready, used),
-                    HEAD_BLOCKS,
+                    output, blocks, slice_, tiles, weights, hand, (full, empty, ready, used), HEAD_BLOCKS, SPLIT,
                 ),
             ),
             (_weigh, (FIRST, blocks, row_blocks, scores, tops, scale, brought, weights, hand, weighing, HEAD_BLOCKS)),

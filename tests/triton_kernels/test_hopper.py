@@ -195,6 +195,35 @@ def test_few_rows_have_the_bits_of_many(
 
 
 @pytest.mark.parametrize("heads", [64, 128])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_few_rows_of_several_splits(rows, heads, random_keys, queries, choose_slots, served, device, generator):
+    """Rows that need one split, all four, and none of their keys; alone, together, and as one program for each."""
+    main, slots = random_keys(8, 64, live=0.8)
+    extra, extra_slots = random_keys(600, 2, live=0.8)
+    extra_lengths = torch.randint(0, 4001, (rows,), generator=generator, dtype=torch.int32)
+    extra_lengths[:3] = torch.tensor([4000, 5, 0], dtype=torch.int32)[:rows]
+    batch = {
+        "q": queries(rows, heads),
+        "cache": main.view,
+        "indices": choose_slots(slots, rows, 128, 0.2),
+        "lengths": torch.randint(0, 129, (rows,), generator=generator, dtype=torch.int32).to(device),
+        "sink": torch.randn(heads, generator=generator).to(device),
+        "scale": SCALE,
+        "extra_cache": extra.view,
+        "extra_indices": choose_slots(extra_slots, rows, 4000, 0.2),
+        "extra_lengths": extra_lengths.to(device),
+    }
+    calls, take_none = served
+    few = sparse_attention(**batch)
+    for row in range(rows):
+        alone = sparse_attention(**rows_of(batch, slice(row, row + 1)))
+        assert same(alone, (few[0][row : row + 1], few[1][row : row + 1]))
+    assert all(calls)
+    take_none()
+    assert same(sparse_attention(**batch), few)
+
+
+@pytest.mark.parametrize("heads", [64, 128])
 def test_few_rows_shared_among_any_number_of_programs(heads, random_keys, queries, choose_slots, monkeypatch):
     """Programs of the first kernel and kinds of the second decide nothing."""
     from dsv4_triton import hopper_few

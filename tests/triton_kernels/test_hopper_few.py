@@ -12,10 +12,10 @@ def shares(*arguments):
     return hopper_few.shares(*arguments)
 
 
-def serves(rows, splits, processors=132):
+def serves(rows, splits, processors=132, chunk=None):
     from dsv4_triton import hopper_few
 
-    return hopper_few.serves(Workload(rows, rows, splits, None, None, None, None, 0, 0, None), processors)
+    return hopper_few.serves(Workload(rows, chunk or rows, splits, None, None, None, None, 0, 0, None), processors)
 
 
 def second(kind, rows, halves):
@@ -53,7 +53,9 @@ def test_one_row_has_a_program_for_each_block():
     assert shares(9, 2, 18, 132) == ("stream", 14)
 
 
-@pytest.mark.parametrize(("rows", "served"), [(1, True), (33, True), (34, False)])
-def test_which_calls_are_of_few_rows(rows, served):
-    assert serves(rows, 1) == served
-    assert not serves(rows, 2), "a row of several splits is another matter"
+@pytest.mark.parametrize(
+    ("rows", "splits", "served"), [(1, 1, True), (33, 1, True), (34, 1, False), (4, 7, True), (5, 7, False)]
+)
+def test_which_calls_are_of_few_rows(rows, splits, served):
+    assert serves(rows, splits) == served
+    assert not serves(rows, splits, chunk=rows - 1 or 2), "its workspace is for less"
