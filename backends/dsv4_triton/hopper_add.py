@@ -33,7 +33,7 @@ from dsv4_triton.hopper_layouts import (
     thread_barrier,
     wait_for_previous,
 )
-from dsv4_triton.hopper_notes import address_of, entries_of, factors_of
+from dsv4_triton.hopper_notes import address_of, entries_of, factors_of, lists_of
 from dsv4_triton.hopper_softmax import weigh
 
 FIRST = gl.constexpr(0)
@@ -217,9 +217,7 @@ def add_blocks(
         (index, extra_index, i_b, i_s, e_b, e_s), SPLIT, MOST_BLOCKS,
     )  # fmt: skip
     blocks = held[2]
-    words = cache.to(gl.pointer_type(gl.int32), bitcast=True)
-    extra_words = extra_cache.to(gl.pointer_type(gl.int32), bitcast=True)
-    lists = (words, extra_words, shift, extra_shift, stride, extra_stride, capacity, extra_capacity)
+    lists = lists_of(cache, shift, stride, capacity, extra_cache, extra_shift, extra_stride, extra_capacity)
     scores += item.to(gl.int64) * row_blocks * 4096
     tops += item.to(gl.int64) * row_blocks * 64
     output = (

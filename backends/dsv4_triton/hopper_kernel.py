@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from dsv4_triton.hopper_keys import gather
 from dsv4_triton.hopper_layouts import BLOCK, NOTED, PLAIN, PLAIN_2D, SWIZZLED, thread_barrier
+from dsv4_triton.hopper_notes import lists_of
 from dsv4_triton.hopper_scores import scores
 from dsv4_triton.hopper_sums import sums
 
@@ -85,11 +86,7 @@ def attend(
     fence_async_shared()
     thread_barrier()
     rows = (lengths, extra_lengths, width, extra_width, given, seq, first_row, splits)
-    words = cache.to(gl.pointer_type(gl.int32), bitcast=True)
-    extra_words = extra_cache.to(gl.pointer_type(gl.int32), bitcast=True)
-    lists = (
-        words, extra_words, shift, extra_shift, stride, extra_stride, capacity, extra_capacity,
-    )  # fmt: skip
+    lists = lists_of(cache, shift, stride, capacity, extra_cache, extra_shift, extra_stride, extra_capacity)
     strides = (q_b, q_s, q_h)
     output = (out, o_b, o_s, o_h)
     lse_output = (lse, l_b, l_s, l_h)

@@ -96,6 +96,16 @@ def address_of(lists, slot, main, inside):
 
 
 @gluon.jit
+def lists_of(
+    cache, shift, stride, capacity, extra_cache, extra_shift, extra_stride, extra_capacity,
+):  # fmt: skip
+    """Both caches as the functions below take them."""
+    words = cache.to(gl.pointer_type(gl.int32), bitcast=True)
+    extra_words = extra_cache.to(gl.pointer_type(gl.int32), bitcast=True)
+    return words, extra_words, shift, extra_shift, stride, extra_stride, capacity, extra_capacity
+
+
+@gluon.jit
 def entries_of(row, step, LAYOUT: gl.constexpr, KEYS: gl.constexpr):
     """Entries of a row's lists, KEYS at a time, whether they are of the first one, whether they are within its length.
 

@@ -33,7 +33,7 @@ from dsv4_triton.hopper_layouts import (
     launch_dependents,
     thread_barrier,
 )
-from dsv4_triton.hopper_notes import address_of, entries_of
+from dsv4_triton.hopper_notes import address_of, entries_of, lists_of
 from dsv4_triton.hopper_score import stored_scores
 from dsv4_triton.hopper_softmax import block_maximum
 
@@ -123,9 +123,7 @@ def score_once(
         (index, extra_index, i_b, i_s, e_b, e_s), SPLIT, MOST_BLOCKS,
     )  # fmt: skip
     blocks = held[2]
-    words = cache.to(gl.pointer_type(gl.int32), bitcast=True)
-    extra_words = extra_cache.to(gl.pointer_type(gl.int32), bitcast=True)
-    lists = (words, extra_words, shift, extra_shift, stride, extra_stride, capacity, extra_capacity)
+    lists = lists_of(cache, shift, stride, capacity, extra_cache, extra_shift, extra_stride, extra_capacity)
     q += offset_of(b, q_b, s, q_s) * 8
     scores += item.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 4096)
     tops += item.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 64)

@@ -156,30 +156,38 @@ def served(monkeypatch):
     return calls, calls_none
 
 
+@pytest.fixture
+def random_batch(random_keys, queries, choose_slots, device, generator):
+    """Rows with random lists of random lengths; of the first two one has full lists, the other no second one."""
+
+    def make(rows, heads, width, extra_width, peak=1.0):
+        main, slots = random_keys(8, 64, live=0.8)
+        extra, extra_slots = random_keys(600, 2, live=0.8)
+        lengths = torch.randint(0, width + 1, (rows,), generator=generator, dtype=torch.int32)
+        extra_lengths = torch.randint(0, extra_width + 1, (rows,), generator=generator, dtype=torch.int32)
+        lengths[:2], extra_lengths[0], extra_lengths[1:2] = width, extra_width, 0
+        return {
+            "q": queries(rows, heads) * peak,
+            "cache": main.view,
+            "indices": choose_slots(slots, rows, width, 0.2),
+            "lengths": lengths.to(device),
+            "sink": torch.randn(heads, generator=generator).to(device),
+            "scale": SCALE,
+            "extra_cache": extra.view,
+            "extra_indices": choose_slots(extra_slots, rows, extra_width, 0.2),
+            "extra_lengths": extra_lengths.to(device),
+        }
+
+    return make
+
+
 @pytest.mark.parametrize("heads", [64, 128])
 @pytest.mark.parametrize("peak", [0.0, 1.0, 40.0])
 @pytest.mark.parametrize(("width", "extra_width"), [(128, 1024), (128, 5), (1, 1), (70, 1150)])
 @pytest.mark.parametrize("rows", [2, 8, 30])
-def test_few_rows_have_the_bits_of_many(
-    rows, heads, peak, width, extra_width, random_keys, queries, choose_slots, served, device, generator
-):
+def test_few_rows_have_the_bits_of_many(rows, heads, peak, width, extra_width, random_batch, served, device):
     """A row alone, among few, among dozens, and among more than the kernels for few rows take."""
-    main, slots = random_keys(8, 64, live=0.8)
-    extra, extra_slots = random_keys(600, 2, live=0.8)
-    lengths = torch.randint(0, width + 1, (rows,), generator=generator, dtype=torch.int32).to(device)
-    extra_lengths = torch.randint(0, extra_width + 1, (rows,), generator=generator, dtype=torch.int32).to(device)
-    lengths[:2], extra_lengths[0], extra_lengths[1] = width, extra_width, 0
-    batch = {
-        "q": queries(rows, heads) * peak,
-        "cache": main.view,
-        "indices": choose_slots(slots, rows, width, 0.2),
-        "lengths": lengths,
-        "sink": torch.randn(heads, generator=generator).to(device),
-        "scale": SCALE,
-        "extra_cache": extra.view,
-        "extra_indices": choose_slots(extra_slots, rows, extra_width, 0.2),
-        "extra_lengths": extra_lengths,
-    }
+    batch = random_batch(rows, heads, width, extra_width, peak)
     calls, take_none = served
     few = sparse_attention(**batch)
     for row in range(rows):
@@ -196,23 +204,9 @@ def test_few_rows_have_the_bits_of_many(
 
 @pytest.mark.parametrize("heads", [64, 128])
 @pytest.mark.parametrize("rows", [1, 3, 8])
-def test_few_rows_of_several_splits(rows, heads, random_keys, queries, choose_slots, served, device, generator):
-    """Rows that need one split, all four, and none of their keys; alone, together, and as one program for each."""
-    main, slots = random_keys(8, 64, live=0.8)
-    extra, extra_slots = random_keys(600, 2, live=0.8)
-    extra_lengths = torch.randint(0, 4001, (rows,), generator=generator, dtype=torch.int32)
-    extra_lengths[:3] = torch.tensor([4000, 5, 0], dtype=torch.int32)[:rows]
-    batch = {
-        "q": queries(rows, heads),
-        "cache": main.view,
-        "indices": choose_slots(slots, rows, 128, 0.2),
-        "lengths": torch.randint(0, 129, (rows,), generator=generator, dtype=torch.int32).to(device),
-        "sink": torch.randn(heads, generator=generator).to(device),
-        "scale": SCALE,
-        "extra_cache": extra.view,
-        "extra_indices": choose_slots(extra_slots, rows, 4000, 0.2),
-        "extra_lengths": extra_lengths.to(device),
-    }
+def test_few_rows_of_several_splits(rows, heads, random_batch, served):
+    """Rows that need one split and rows that need all four; alone, together, and as one program for each."""
+    batch = random_batch(rows, heads, 128, 4000)
     calls, take_none = served
     few = sparse_attention(**batch)
     for row in range(rows):
