@@ -16,6 +16,8 @@ from dsv4_matrix.overrides import Config, Forced, override
 from dsv4_matrix.report.bits import Level
 
 ATTRIBUTE = "DETERMINISM"
+#: methods that decide an answer's bits
+COMPUTES = ("attend", "forward", "forward_with_accumulators")
 
 
 class Concurrency(StrEnum):
@@ -81,7 +83,13 @@ class KernelPath:
 
 
 def declared(factory: Any) -> tuple[KernelPath, ...]:
-    """The paths that a backend declares, () if it declares nothing. ValueError, naming path and key, for a mistake."""
+    """The paths that a backend declares, () if it declares nothing.
+
+    Raises:
+        ValueError: a mistake, named with path and key; or a declaration that is another class's, of other methods.
+    """
+    if borrowed := _borrowed(factory):
+        raise ValueError(borrowed)
     found = getattr(factory, ATTRIBUTE, None)
     if found is None:
         found = getattr(sys.modules.get(getattr(factory, "__module__", "")), ATTRIBUTE, ())
@@ -90,6 +98,22 @@ def declared(factory: Any) -> tuple[KernelPath, ...]:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{ATTRIBUTE}: {', '.join(twice)} declared twice")
     return paths
+
+
+def _borrowed(factory: Any) -> str:
+    """What is wrong with an inherited declaration: a class below the one that declares computes by itself."""
+    lineage = factory.__mro__ if isinstance(factory, type) else ()
+    for at, owner in enumerate(lineage):
+        if ATTRIBUTE not in vars(owner):
+            continue
+        for heir in lineage[:at]:
+            if own := [name for name in COMPUTES if name in vars(heir)]:
+                return (
+                    f"{ATTRIBUTE} is {owner.__name__}'s, and speaks of its {own[0]}; {heir.__name__} has its own: "
+                    f"declare {ATTRIBUTE} on {heir.__name__}, what it promises and on which architectures"
+                )
+        break
+    return ""
 
 
 def admit(paths: Sequence[KernelPath], needed: Sequence[str], architecture: str) -> tuple[KernelPath, ...]:

@@ -40,6 +40,38 @@ def test_a_backend_declares_for_itself():
     assert declared(SimpleNamespace()) == ()
 
 
+class Engine:
+    DETERMINISM = (ENTRY,)
+
+    def forward(self): ...
+
+    def attend(self): ...
+
+
+class Renamed(Engine): ...
+
+
+class OwnKernel(Renamed):
+    def attend(self): ...
+
+
+class Promises(OwnKernel):
+    DETERMINISM = ({**ENTRY, "promise": "L1"},)
+
+
+class Deeper(Promises):
+    def forward(self): ...
+
+
+def test_an_inherited_declaration_speaks_of_inherited_methods():
+    assert declared(Renamed) == declared(Engine) == (path(),)
+    assert [one.promise.value for one in declared(Promises)] == ["L1"]
+    with pytest.raises(ValueError, match="DETERMINISM is Engine's, and speaks of its attend; OwnKernel has its own: "):
+        declared(OwnKernel)
+    with pytest.raises(ValueError, match="DETERMINISM is Promises's, and speaks of its forward; Deeper has its own"):
+        declared(Deeper)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

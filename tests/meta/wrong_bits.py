@@ -31,6 +31,8 @@ def patched(name: str, value: Any) -> Iterator[None]:
 class SplitsFollowBatch(DSV4TritonBackend):
     """More rows in a batch, fewer keys in a split."""
 
+    DETERMINISM = DSV4TritonBackend.DETERMINISM  # what it promises, and does not keep
+
     def attend(self, q: Tensor, *rest: Any):
         with patched("SPLIT_KEYS", 640 if q.shape[0] <= 2 else 64):
             return super().attend(q, *rest)
@@ -38,6 +40,8 @@ class SplitsFollowBatch(DSV4TritonBackend):
 
 class TileFollowsBatch(DSV4TritonBackend):
     """A batch of several requests gets a tile of fewer keys, as an autotuner would choose by its size."""
+
+    DETERMINISM = DSV4TritonBackend.DETERMINISM  # what it promises, and does not keep
 
     def attend(self, q: Tensor, *rest: Any):
         sound = attention.target_of
@@ -50,6 +54,8 @@ class TileFollowsBatch(DSV4TritonBackend):
 
 class OrderFollowsHash(DSV4TritonBackend):
     """A full window is listed in the order of a set of strings, which the process's hash seed decides."""
+
+    DETERMINISM = DSV4TritonBackend.DETERMINISM  # what it promises, and does not keep
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -65,6 +71,8 @@ class OrderFollowsHash(DSV4TritonBackend):
 class PositionInBatch(DSV4TritonBackend):
     """The last row of a batch is summed in the opposite order."""
 
+    DETERMINISM = DSV4TritonBackend.DETERMINISM  # what it promises, and does not keep
+
     def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, *rest: Any):
         turned = (topk_length == indices.shape[-1]).view(-1, 1, 1).clone()
         if q.shape[0] > 1:
@@ -74,6 +82,8 @@ class PositionInBatch(DSV4TritonBackend):
 
 class ReadsPastLength(DSV4TritonBackend):
     """One compressed entry more than a row has is read: the first one of the row before it."""
+
+    DETERMINISM = DSV4TritonBackend.DETERMINISM  # what it promises, and does not keep
 
     def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, sink: Any, *extra: Any):
         if extra:
@@ -87,12 +97,16 @@ class ReadsPastLength(DSV4TritonBackend):
 class NeighbourLeaks(DSV4TritonBackend):
     """All queries of a batch are added up and multiplied by zero: NaN of one row reaches every other."""
 
+    DETERMINISM = DSV4TritonBackend.DETERMINISM  # what it promises, and does not keep
+
     def attend(self, q: Tensor, *rest: Any):
         return super().attend(q + 0 * q.sum(0, keepdim=True), *rest)
 
 
 class ChangesBetweenRuns(DSV4TritonBackend):
     """The last three bits of each head's log-sum-exp are what the process happened to start with."""
+
+    DETERMINISM = DSV4TritonBackend.DETERMINISM  # what it promises, and does not keep
 
     NOISE = os.urandom(128)
 
@@ -109,6 +123,8 @@ class ChangesBetweenRuns(DSV4TritonBackend):
 class AccumulatorsFollowBatch(DSV4TritonBackend):
     """In a batch of several rows the last bit of one sum of a row's first split differs, and rounding hides it."""
 
+    DETERMINISM = DSV4TritonBackend.DETERMINISM  # what it promises, and does not keep
+
     def forward_with_accumulators(self, q: Tensor, *rest: Any):
         out, lse, kept = super().forward_with_accumulators(q, *rest)
         if q.shape[0] > 1:
@@ -120,6 +136,8 @@ class AccumulatorsFollowBatch(DSV4TritonBackend):
 
 class ChunksMoveTiles(DSV4TritonBackend):
     """A prefill of few rows a request gets a smaller tile: a request's bits follow how its prompt was cut."""
+
+    DETERMINISM = DSV4TritonBackend.DETERMINISM  # what it promises, and does not keep
 
     def forward(self, q: Tensor, batch: Any, *rest: Any):
         sound = attention.target_of
