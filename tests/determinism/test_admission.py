@@ -40,7 +40,7 @@ def test_a_backend_declares_for_itself():
     assert declared(SimpleNamespace()) == ()
 
 
-class Engine:
+class Declares:
     DETERMINISM = (ENTRY,)
 
     def forward(self): ...
@@ -48,7 +48,7 @@ class Engine:
     def attend(self): ...
 
 
-class Renamed(Engine): ...
+class Renamed(Declares): ...
 
 
 class OwnKernel(Renamed):
@@ -64,9 +64,9 @@ class Deeper(Promises):
 
 
 def test_an_inherited_declaration_speaks_of_inherited_methods():
-    assert declared(Renamed) == declared(Engine) == (path(),)
+    assert declared(Renamed) == declared(Declares) == (path(),)
     assert [one.promise.value for one in declared(Promises)] == ["L1"]
-    with pytest.raises(ValueError, match="DETERMINISM is Engine's, and speaks of its attend; OwnKernel has its own: "):
+    with pytest.raises(ValueError, match="DETERMINISM is Declares's, and speaks of its attend; OwnKernel has its own: "):
         declared(OwnKernel)
     with pytest.raises(ValueError, match="DETERMINISM is Promises's, and speaks of its forward; Deeper has its own"):
         declared(Deeper)
