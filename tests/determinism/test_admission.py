@@ -66,7 +66,7 @@ class Deeper(Promises):
 def test_an_inherited_declaration_speaks_of_inherited_methods():
     assert declared(Renamed) == declared(Declares) == (path(),)
     assert [one.promise.value for one in declared(Promises)] == ["L1"]
-    with pytest.raises(ValueError, match="DETERMINISM is Declares's, and speaks of its attend; OwnKernel has its own: "):
+    with pytest.raises(ValueError, match="DETERMINISM is Declares's, and speaks of its attend; OwnKernel has its own"):
         declared(OwnKernel)
     with pytest.raises(ValueError, match="DETERMINISM is Promises's, and speaks of its forward; Deeper has its own"):
         declared(Deeper)
