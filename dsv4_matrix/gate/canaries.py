@@ -19,6 +19,9 @@ _CASE, _TENSOR = "canary", "out"
 _ROWS = ("needle", "filler-1", "filler-2", "filler-3")
 _KEYS = 640
 
+#: A run without digests: nothing that could be altered, which is no fault of the comparison's.
+UNTRIED = "there is no digest to alter"
+
 
 def uncaught(judge: Compare) -> tuple[str, ...]:
     """Canaries that ``judge`` lets through, in words; empty if it catches all and accepts the sound pair.
@@ -55,7 +58,7 @@ def uncaught_in(run: Run, judge: Compare, level: Level) -> tuple[str, ...]:
     covered = {case: bits.digests for case, bits in run.report.bits.items() if bits.promise.covers(level)}
     place = next(((case, key) for case, digests in sorted(covered.items()) for key in sorted(digests)), None)
     if place is None:
-        return ("no digest to alter",)
+        return (UNTRIED,)
     case, key = place
     digests = covered[case]
     found = []

@@ -188,7 +188,8 @@ def _with_hash_seed(profile: Profile, plan: RunPlan) -> Profile:
 def _conclude(verdict: Verdict, uncaught: Sequence[str], place: Path, out: TextIO) -> int:
     write_in_one_step(f"{verdict.to_json()}\n".encode("ascii"), place / "verdict.json")
     out.write(f"{verdict}\n")
-    out.writelines(f"canary not caught: {canary}\n" for canary in uncaught)
+    for canary in uncaught:
+        out.write(f"canary not {'tried' if canary == canaries.UNTRIED else 'caught'}: {canary}\n")
     aligned = verdict.aligned and not uncaught
     if aligned:  # raw rows are there to tell a mismatch in bits, and they are large
         for rows in place.glob("*.rows"):

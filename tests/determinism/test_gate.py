@@ -14,7 +14,7 @@ import pytest
 from dsv4_matrix.declaration import find_matrix
 from dsv4_matrix.environment import Attestation
 from dsv4_matrix.gate import PLAN_A, PLAN_B, RowStore, Run, RunPlan, Verdict, compare, run_gate, sampled
-from dsv4_matrix.gate.canaries import uncaught, uncaught_in
+from dsv4_matrix.gate.canaries import UNTRIED, uncaught, uncaught_in
 from dsv4_matrix.gate.rows import describe
 from dsv4_matrix.gate_command.session import recorder
 from dsv4_matrix.report import gate_evidence
@@ -127,7 +127,8 @@ def test_too_few_rows_or_promises(tmp_path):
     status, out, _ = gate(tmp_path / "promise", level=Level.DEVICE)
     assert status == 1
     assert "0 rows at level L4" in out
-    assert "canary not caught: no digest to alter" in out
+    assert "canary not tried: there is no digest to alter" in out
+    assert "not caught" not in out
 
 
 def test_a_verdict_is_recorded_whatever_it_is(tmp_path):
@@ -245,7 +246,7 @@ def test_canaries_in_the_runs_own_digests():
     for broken, told in ((always_aligned, "altered"), (ignores_rows, "exchanged")):
         judge = partial(broken, level=Level.BATCH)
         assert any(told in canary for canary in uncaught_in(make_run(), judge, Level.BATCH))
-    assert uncaught_in(make_run(), at_batch, Level.DEVICE) == ("no digest to alter",)
+    assert uncaught_in(make_run(), at_batch, Level.DEVICE) == (UNTRIED,)
 
 
 def test_bits_travel_in_the_canonical_report():
