@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -182,7 +183,7 @@ def _table(args: argparse.Namespace) -> int:
     try:
         blocks = {"matrix": matrix_markdown(matrix), "evidence": evidence_markdown(matrix, evidence)}
         if args.check:
-            difference = readme.drift(path, blocks, "dsv4-matrix table --write")
+            difference = readme.drift(path, blocks, _writes(args))
             if difference:
                 print(difference)
             return SHORT if difference else GOOD
@@ -192,6 +193,13 @@ def _table(args: argparse.Namespace) -> int:
         print(f"dsv4-matrix table: {error}", file=sys.stderr)
         return BAD_INPUT
     return GOOD
+
+
+def _writes(args: argparse.Namespace) -> str:
+    """The command that brings up to date what this one compares: the same files."""
+    given = {"--matrix": args.matrix, "--readme": args.readme, "--evidence": args.evidence}
+    options = [part for option, value in given.items() if value for part in (option, str(value))]
+    return shlex.join(["dsv4-matrix", "table", "--write", *options])
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -165,10 +165,9 @@ def _from_module(role: str, selection: str, search: Path, here: str) -> Any:
         found: Any = importlib.import_module(module_name)
     except Exception as error:
         roots = ", ".join(f"{root}/" for root in IMPORT_ROOTS)
-        raise LoadError(
-            f"{role} {selection!r}: module {module_name} does not import (from {search}, {roots} in it and sys.path): "
-            f"{_said(error)}"
-        ) from error
+        # where was looked is of interest only if something was not found
+        where = f" (from {search}, {roots} in it and sys.path)" if isinstance(error, ImportError) else ""
+        raise LoadError(f"{role} {selection!r}: module {module_name} does not import{where}: {_said(error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             public = [name for name in vars(found) if not name.startswith("_")]

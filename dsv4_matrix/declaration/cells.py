@@ -12,7 +12,8 @@ from dsv4_matrix.declaration.drives import DRIVES
 from dsv4_matrix.declaration.grammar import BAD, Entries, Fields
 from dsv4_matrix.declaration.mistakes import Mistakes, join, quote
 from dsv4_matrix.declaration.model import Cell, Level, Place, PrefillBits, Probe, Refusal, State, Variant
-from dsv4_matrix.declaration.rules import check_site, check_site_outside_cells, check_variant
+from dsv4_matrix.declaration.patterns import fault_of
+from dsv4_matrix.declaration.rules import check_driver, check_site, check_site_outside_cells, check_variant
 
 
 class CellReader:
@@ -83,6 +84,7 @@ class CellReader:
                 allowed = "profiles and variants" if covered else "a reason and a probe"
                 self.mistakes.add(fields.place(key), f"{key} in {name}, which is {state}", allowed)
         if covered:
+            check_driver(ratio, mode, fields, self.mistakes)
             promise = fields.get("promise", Level.SAME_PLAN)
             return Cell(
                 ratio,
@@ -141,10 +143,15 @@ class CellReader:
             return None
         probe = Probe(**fields.values)
         try:
-            re.compile(probe.match)
+            fault = fault_of(probe.match)
         except (re.error, OverflowError, RecursionError) as error:
             found = f"the invalid regular expression {quote(probe.match)} ({error})"
             self.mistakes.add(fields.place("match"), found, "a regular expression of Python's re")
+            return probe
+        if fault is not None:
+            found, allowed = fault
+            found = f"the regular expression {quote(probe.match)}, which {found}"
+            self.mistakes.add(fields.place("match"), found, allowed)
         return probe
 
     def variants(self, ratio: int, mode: str, fields: Fields, place: Place) -> tuple[Variant, ...]:
@@ -161,8 +168,20 @@ class CellReader:
         if "profiles" not in fields.values and "variants" not in fields.values:
             self.mistakes.add(place, f"no variants for r{ratio}/{mode}, which is covered", "profiles or variants")
         self.unique_names(tuple(sources), f"r{ratio}/{mode}")
-        variants = (self.variant(ratio, mode, source) for source in sources if source.sound)
-        return tuple(variant for variant in variants if variant is not None)
+        variants = [self.variant(ratio, mode, source) for source in sources if source.sound]
+        made = tuple(variant for variant in variants if variant is not None)
+        self.unique_inputs(mode, made)
+        return made
+
+    def unique_inputs(self, mode: str, variants: tuple[Variant, ...]) -> None:
+        """Add a mistake for every variant that runs what another of its cell runs: it would count twice."""
+        seen: dict[Variant, Variant] = {}
+        for variant in variants:
+            first = seen.setdefault(inputs_of(variant), variant)
+            if first.name != variant.name and first.place is not None and variant.place is not None:
+                found = f"variant {variant.name} with all inputs of {first.name} under {mode}"
+                allowed = f"inputs of its own (first: line {first.place.line}, column {first.place.column})"
+                self.mistakes.add(variant.place, found, allowed)
 
     def variant(self, ratio: int, mode: str, fields: Fields) -> Variant | None:
         forwards = DRIVES[mode].forwards
@@ -199,6 +218,16 @@ class CellReader:
 def entries_of(value: Any) -> Entries:
     """``value`` as a table; an empty one where the key is absent or was bad."""
     return value if isinstance(value, Entries) else Entries({}, {})
+
+
+def inputs_of(variant: Variant) -> Variant:
+    """``variant`` without its name and what does not change a step: equal for variants that run the same.
+
+    Devices are left out: what runs on both is one variant. A bucket counts as large as the graph will be.
+    """
+    largest = max(len(batch) for batch in (variant.prefix_lens, *variant.replays))
+    bucket = max(variant.bucket, largest)
+    return replace(variant, name="", place=None, cost=1, devices=(), bucket=bucket)
 
 
 def _for_mode(fields: Fields, mode: str) -> Fields:

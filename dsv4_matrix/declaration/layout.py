@@ -35,7 +35,8 @@ VARIANT = Record(
             "verify: whether the next step or another request takes rejected slots",
         ),
         "replays": Key(
-            ListOf(LENGTHS, 0, 64), "graphs: prefix lengths of further batches; an empty one is an idle rank"
+            ListOf(LENGTHS, 0, 64),
+            "graphs: prefix lengths of three or more further batches, two with requests; an empty one is an idle rank",
         ),
         "bucket": Key(
             Whole(1, MAX_REQUESTS), "graphs: requests that the graph is captured for; the largest batch if absent"
@@ -62,7 +63,7 @@ PROBE = Record(
         "raises": Key(Text(choices=EXCEPTIONS), "the exception type, matched exactly", required=True),
         "match": Key(
             Text("a regular expression of 3 to 200 characters", rf"(?={PRINTED}{{3,200}}$)\S.*\S"),
-            "searched in the message",
+            "searched in the message; spells out what is refused",
             required=True,
         ),
     },

@@ -1,4 +1,4 @@
-"""Rules between keys: a variant's lengths fit its forward mode, its keys are read, and a probe is about its cell."""
+"""Rules between keys: a covered cell can be driven, a variant's lengths fit its mode, a probe is about its cell."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ from dsv4_matrix.declaration.grammar import Fields
 from dsv4_matrix.declaration.layout import MAX_TOKENS
 from dsv4_matrix.declaration.mistakes import Mistakes, join
 from dsv4_matrix.declaration.model import Variant
-from dsv4_matrix.declaration.sites import sites_of_cell, sites_outside_cells
+from dsv4_matrix.declaration.sites import DRIVEN, sites_of_cell, sites_outside_cells
 
 #: Contract: a captured graph is replayed at least so often, with other batches.
 LEAST_REPLAYS = 3
+#: Of these, so many have requests: an idle one computes nothing, and of two, one follows a batch that is not the
+#: case's own, which is replayed first and last.
+LEAST_LIVE = 2
 #: Verify chains: the root and at least one draft, at most eight rows.
 DRAFT_TOKENS = range(2, 9)
+
+
+def check_driver(ratio: int, mode: str, fields: Fields, mistakes: Mistakes) -> None:
+    """Add a mistake if the harness has no driver for ``mode``, of the covered cell ``fields``: it could not run."""
+    if mode not in DRIVEN:
+        found = f"r{ratio}/{mode} covered, whose mode has no driver"
+        allowed = f"covered only under {join(DRIVEN)}; docs/declaration.md says what a driver takes"
+        mistakes.add(fields.place("state"), found, allowed)
 
 
 def check_site(ratio: int, mode: str, site: str, fields: Fields, mistakes: Mistakes) -> None:
@@ -104,12 +115,14 @@ class _Rule:
             self.unread("replays", "graph modes")
             self.unread("bucket", "graph modes")
             return
+        live = sum(bool(batch) for batch in variant.replays)
         if len(variant.replays) < LEAST_REPLAYS:
             found = f"{len(variant.replays)} replays under {self.mode}"
             self.add("replays", found, f"at least {LEAST_REPLAYS} further batches")
+        elif live < LEAST_LIVE:
+            found = f"{live} of {len(variant.replays)} replays with requests under {self.mode}"
+            self.add("replays", found, f"at least {LEAST_LIVE} with requests; others may be idle")
         largest = max(len(batch) for batch in (variant.prefix_lens, *variant.replays))
-        if largest == 0:
-            self.add("replays", "a graph without any request", "at least one batch with a request")
         if variant.bucket and variant.bucket < largest:
             self.add("bucket", f"bucket {variant.bucket} for a batch of {largest}", f"at least {largest}")
 

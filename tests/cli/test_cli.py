@@ -280,7 +280,8 @@ def test_table_is_written_then_holds_then_drifts(cli: Cli, readme: Path) -> None
     behind = cli("table", "--check", "--readme", str(readme))
     assert (behind.status, behind.err) == (1, "")
     assert behind.out.startswith(f"--- {readme}\n+++ ")
-    assert behind.out.endswith("is behind; bring it up to date with: dsv4-matrix table --write\n")
+    command = f"dsv4-matrix table --write --readme {shlex.quote(str(readme))}"
+    assert behind.out.endswith(f"is behind; bring it up to date with: {command}\n"), "the same file"
 
     written = cli("table", "--write", "--readme", str(readme))
     assert (written.status, written.out) == (0, f"{readme}: brought up to date\n")

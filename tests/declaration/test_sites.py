@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dsv4_matrix.cases.batch import GRAPH_MODES
@@ -22,6 +24,12 @@ def test_descriptions_are_one_line_each() -> None:
 
 def test_own_step_is_for_the_modes_that_have_a_driver() -> None:
     assert set(DRIVEN) == GRAPH_MODES | EAGER_MODES
+
+
+def test_the_page_names_the_modes_without_a_driver() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "declaration.md").read_text(encoding="utf-8")
+    promote = page.split("**Promote a cell.**")[1].split("What a driver takes")[0]
+    assert {mode for mode in DRIVES if f"`{mode}`" in promote} == set(DRIVES) - set(DRIVEN)
 
 
 @pytest.mark.parametrize("mode", DRIVES)
