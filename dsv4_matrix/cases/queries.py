@@ -3,7 +3,8 @@
 With random queries over many keys one missing key changes nothing that a budget could see. Of every eight heads, five
 are peaked at keys that a wrong backend would drop or add, one is aimed away from all keys so that its sink takes a
 fair share, one is flat, and one is hot: its best score is beyond what exp holds in fp32. The judge measures that this
-works; see ``dsv4_matrix.judge``.
+works; see ``dsv4_matrix.judge``. Which head has which role moves from row to row, from step to step and with the seed:
+next to a hot head's scores no sink weighs anything, so a head that was hot in all rows would never need its sink.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from torch import Tensor
 from dsv4_matrix.cases.content import DEVIATION, HEAD_DIM, MEAN, Bank, FloatArray
 from dsv4_matrix.cases.layout import WINDOW, IntArray
 from dsv4_matrix.cases.streams import stream
+from dsv4_matrix.cases.targets import critical_keys, dealt
 
-#: Role of each head of eight: peaked, flat, sink or hot.
+#: Role of each head of eight, up to a turn of its own for each row: peaked, flat, sink or hot.
 USUAL = "ppfpsphp"
 #: Roles where bits are compared, ``z`` for near zero: few keys outweigh the others and the best score is about zero, so
 #: that neither the logarithm of the sum nor the log-sum-exp is so large that it hides the sum's last bits.
@@ -33,6 +35,10 @@ _HOT_BOOST = 110.0
 _FLAT_DEVIATION = 2.0
 #: A sink head's log-sum-exp lies within this of its sink, so that the sink takes between a quarter and three quarters.
 _SINK_SPREAD = 1.0
+#: A peaked head's log-sum-exp is about this above its sink, or less: a budget hides a sink that is five below.
+_SINK_REACH = 3.0
+#: Heads by which roles move from one row to the next. Odd, so that in eight rows each head has each role.
+_TURN = 3
 _ABSENT = -1
 
 DoubleArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -91,21 +97,26 @@ def draw_queries(
     step: int,
     roles: str = USUAL,
 ) -> Tensor:
-    """bf16 ``[T, H, 512]``, contiguous, on the bank's device. One pass a role; no loop over rows."""
+    """bf16 ``[T, H, 512]``, contiguous, on the bank's device. One pass a role; no loop over rows.
+
+    Queries are drawn for places, which have the same role in each row, and then moved to heads: see ``_place_of``.
+    """
     rows, heads, device = len(positions), len(sink), bank.tokens.device
     queries = torch.empty((rows, heads, HEAD_DIM), dtype=torch.bfloat16, device=device)
     if not rows:
         return queries
     generator = stream(seed, "queries", step)
-    dealt = np.array(list(roles))[np.arange(heads) % len(roles)]
-    peaked, sunk, flat, hot = (np.flatnonzero(dealt == role) for role in "psfh")
-    fine = np.flatnonzero(dealt == "z")
+    place = _place_of(rows, heads, seed, step)
+    sinks_at = sink[np.argsort(place, axis=1)]
+    role_at = np.array(list(roles))[np.arange(heads) % len(roles)]
+    peaked, sunk, flat, hot = (np.flatnonzero(role_at == role) for role in "psfh")
+    fine = np.flatnonzero(role_at == "z")
     seen = np.minimum(positions + 1, WINDOW)
     if ratio:
         complete = (positions + 1) // ratio
         seen = seen + (np.minimum(complete, selection.shape[1]) if selection is not None else complete)
 
-    aimed = _rotated(_critical_keys(bank, ratio, request, positions, selection, generator), len(peaked))
+    aimed = dealt(critical_keys(bank, ratio, request, positions, selection, generator), len(peaked))
     # q = a k scores a scale |k|^2 at k and a scale |mu|^2 elsewhere: a scale 512 DEVIATION^2 less.
     boost = _BOOST + np.log(np.maximum(seen, WINDOW) / WINDOW)
     # Exact: magnitudes are powers of two. K and mu are in theirs already, noise is not.
@@ -113,7 +124,9 @@ def draw_queries(
     unit = 1 / (size * size)
     gain = (boost / (scale * HEAD_DIM * DEVIATION**2)).astype(np.float32) * unit
     hot_gain = np.float32(_HOT_BOOST / (scale * HEAD_DIM * DEVIATION**2)) * unit
-    want = np.where(sink > -100, sink, 0)[sunk] + generator.uniform(-_SINK_SPREAD, _SINK_SPREAD, (rows, len(sunk)))
+    want = np.where(sinks_at > -100, sinks_at, 0)[:, sunk] + generator.uniform(
+        -_SINK_SPREAD, _SINK_SPREAD, (rows, len(sunk))
+    )
     away = _away(want, np.log(seen)[:, None], scale).astype(np.float32) * unit[:, None]
     noise = _FLAT_DEVIATION * generator.standard_normal((rows, len(flat), HEAD_DIM), dtype=np.float32)
     noise /= size[:, None, None]
@@ -127,17 +140,37 @@ def draw_queries(
     level = _away(generator.uniform(-0.5, 0.5, (rows, len(fine))), spread, scale).astype(np.float32) * unit[:, None]
     jitter = _FINE_DEVIATION * generator.standard_normal((rows, len(fine), HEAD_DIM), dtype=np.float32)
     jitter /= size[:, None, None]
+    lowered = _lowered(sinks_at[:, peaked], boost, seen, scale, generator).astype(np.float32) * unit[:, None]
 
     def moved(array: AnyArray) -> Tensor:
         return torch.from_numpy(array).to(device)
 
-    queries[:, moved(peaked)] = (_gathered(bank, moved(aimed)) * moved(gain)[:, None, None]).to(queries.dtype)
+    mean = bank.mean[moved(request)][:, None, :]
+    at_keys = _gathered(bank, moved(aimed)) * moved(gain)[:, None, None]
+    queries[:, moved(peaked)] = (at_keys + moved(lowered)[..., None] * mean).to(queries.dtype)
     queries[:, moved(hot)] = (_gathered(bank, moved(glowing)) * moved(hot_gain)[:, None, None]).to(queries.dtype)
-    queries[:, moved(sunk)] = (moved(away)[..., None] * bank.mean[moved(request)][:, None, :]).to(queries.dtype)
+    queries[:, moved(sunk)] = (moved(away)[..., None] * mean).to(queries.dtype)
     queries[:, moved(flat)] = moved(noise).to(queries.dtype)
-    towards_mean = moved(level)[..., None] * bank.mean[moved(request)][:, None, :]
-    queries[:, moved(fine)] = (towards_mean + moved(jitter)).to(queries.dtype)
-    return queries
+    queries[:, moved(fine)] = (moved(level)[..., None] * mean + moved(jitter)).to(queries.dtype)
+    return queries[torch.arange(rows, device=device)[:, None], moved(place)]
+
+
+def _lowered(
+    sink: FloatArray, boost: DoubleArray, seen: IntArray, scale: float, generator: np.random.Generator
+) -> DoubleArray:
+    """b ``[T, P]``: peaked queries are given b mu more, so that beside their scores the sink ``[T, P]`` still weighs.
+
+    Negative where their log-sum-exp would be far above the sink, zero where it is near enough or the sink is off.
+    """
+    own = boost * MEAN**2 / DEVIATION**2 + np.log(seen + np.exp(boost))
+    most = np.where(sink > -100, sink, np.inf) + generator.uniform(0.0, _SINK_REACH, sink.shape)
+    return np.where(most < own[:, None], _away(np.minimum(most, own[:, None]), own[:, None], scale), 0.0)
+
+
+def _place_of(rows: int, heads: int, seed: int, step: int) -> IntArray:
+    """int64 ``[T, H]``: the place, of ``heads``, whose query each head of a row has. A rotation in each row."""
+    turn = seed % heads + _TURN * (step + np.arange(rows))
+    return (np.arange(heads)[None, :] + turn[:, None]) % heads
 
 
 def _gathered(bank: Bank, keys: Tensor) -> Tensor:
@@ -158,51 +191,3 @@ def _away(want: DoubleArray, log_count: DoubleArray, scale: float) -> DoubleArra
     v = scale * MEAN * np.sqrt(HEAD_DIM) * DEVIATION
     discriminant = np.maximum(u * u + 2 * v * v * (want - log_count), 0.0)
     return np.asarray((-u + np.sqrt(discriminant)) / (v * v))
-
-
-def _critical_keys(
-    bank: Bank,
-    ratio: int,
-    request: IntArray,
-    positions: IntArray,
-    selection: IntArray | None,
-    generator: np.random.Generator,
-) -> IntArray:
-    """Rows of the bank that each query row is aimed at, ``[T, K]``, -1 where a row has no such key."""
-    base, seen = bank.token_base[request], np.minimum(positions + 1, WINDOW)
-    rows = len(positions)
-    newest = base + positions
-    targets = [
-        newest,
-        newest - seen + 1,
-        np.where(positions >= WINDOW, newest - WINDOW, _ABSENT),
-        newest + 1,
-        newest - generator.integers(0, seen),
-    ]
-    if ratio:
-        base, complete = len(bank.tokens) + bank.entry_base[request], (positions + 1) // ratio
-        some = complete > 0
-        if selection is None:
-            chosen = generator.integers(0, np.maximum(complete, 1))
-        else:
-            width = np.minimum(complete, selection.shape[1])
-            chosen = selection[np.arange(rows), generator.integers(0, np.maximum(width, 1))]
-        targets += [
-            np.where(some, base + complete - 1, _ABSENT),
-            np.where(some, base, _ABSENT),
-            base + complete,
-            np.where(some, base + chosen, _ABSENT),
-        ]
-        if selection is not None:
-            left_out = generator.integers(0, np.maximum(complete, 1))
-            missing = some & ~(selection == left_out[:, None]).any(1)
-            targets.append(np.where(missing, base + left_out, _ABSENT))
-    return np.stack(targets, 1)
-
-
-def _rotated(targets: IntArray, heads: int) -> IntArray:
-    """Deal each row's present targets to its peaked heads in turn, starting at another one in each row."""
-    present = targets != _ABSENT
-    ordered = np.take_along_axis(targets, np.argsort(~present, axis=1, kind="stable"), 1)
-    turn = np.arange(heads)[None, :] + np.arange(len(targets))[:, None]
-    return np.asarray(np.take_along_axis(ordered, turn % present.sum(1, keepdims=True), 1))
