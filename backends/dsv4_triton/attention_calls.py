@@ -12,6 +12,7 @@ import torch
 
 from dsv4_triton.arguments import KeyList
 from dsv4_triton.attention import launch
+from dsv4_triton.beyond_lengths import with_keys_beyond
 from dsv4_triton.flash_mla import flash_mla_with_kvcache
 from dsv4_triton.geometry import HEAD_DIM
 from dsv4_triton.kernel_paths import CALLS, kernel_paths
@@ -34,6 +35,15 @@ class AttentionCalls:
     cache: KVCache
     workspace: SparsePrefillWorkspace
     softmax_scale: float
+    #: whether lists are handed over with live slots past their lengths; never in production
+    _keys_beyond_lengths = False
+
+    def put_keys_beyond_lengths(self) -> None:
+        """From now on hand ``attend`` and ``attend_prefill`` live slots past every length: see ``beyond_lengths``.
+
+        For tests: answers must stay the same, bit for bit. Before a capture, not after it.
+        """
+        self._keys_beyond_lengths = True
 
     def sparse_prefill_cache(self, batch: ForwardBatch) -> SparsePrefillCache:
         raise NotImplementedError
@@ -62,14 +72,12 @@ class AttentionCalls:
             indices, lengths = core.compressed_lists(ratio, "forward")
             extra = (
                 self.cache.compressed[ratio].view(),
-                match_rows(indices, rows, -1).unsqueeze(1),
-                match_rows(lengths, rows, 1),
+                *self._list(match_rows(indices, rows, -1), match_rows(lengths, rows, 1)),
             )
         answer = self.attend(
             q.unsqueeze(1),
             self.cache.swa.view(),
-            match_rows(core.swa_page_indices, rows, 0).unsqueeze(1),
-            match_rows(core.swa_topk_lengths, rows, 1),
+            *self._list(match_rows(core.swa_page_indices, rows, 0), match_rows(core.swa_topk_lengths, rows, 1)),
             sink,
             *extra,
         )
@@ -88,9 +96,14 @@ class AttentionCalls:
         unpack(self.cache.swa, cache.swa_token_ids, workspace[compressed:, 0])
         rows, heads, _ = q.shape
         answer = self.attend_prefill(
-            q, workspace, match_rows(indices, rows, -1).unsqueeze(1), match_rows(lengths, rows, 0), sink
+            q, workspace, *self._list(match_rows(indices, rows, -1), match_rows(lengths, rows, 0)), sink
         )
         return self._checked("attend_prefill", answer, [rows, heads, HEAD_DIM], [rows, heads])
+
+    def _list(self, indices: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Slots ``[T, 1, W]`` and lengths ``[T]`` as a call is given them."""
+        listed = indices.unsqueeze(1)
+        return (with_keys_beyond(listed, lengths) if self._keys_beyond_lengths else listed), lengths
 
     def __init_subclass__(cls) -> None:
         """TypeError for a call, its own or a mixin's, that cannot be called as this class calls it."""

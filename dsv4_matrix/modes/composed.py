@@ -50,7 +50,8 @@ def drive_composition(
     assert case.cell is not None
     assert case.variant is not None
     driven = replace(case, variant=variant or variant_for(composition, case.variant))
-    trace = drive(driven, composition.scenario, factory, device)
+    # The gate compares bits of what production runs, and so shows that a list may end in -1 too.
+    trace = drive(driven, composition.scenario, factory, device, lists_as_they_are=True)
     answers: list[Answer] = []
     chunks: dict[tuple[str, str], list[Observation]] = {}
     for seen in trace.observations:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dsv4_matrix.cases.batch import DRAFT_RUNNER, GRAPH_MODES
 from dsv4_matrix.cases.scenario import Scenario
 from dsv4_matrix.declaration.model import Case
+from dsv4_matrix.modes.beyond_lengths import BeyondLengths
 from dsv4_matrix.modes.draft_runner import drive_draft_runner
 from dsv4_matrix.modes.eager import drive_eager
 from dsv4_matrix.modes.graph import drive_graph
@@ -18,8 +19,12 @@ _LEAST_REPLAYS = 3
 __all__ = ["Trace", "drive"]
 
 
-def drive(case: Case, scenario: Scenario, factory: BackendFactory, device: str) -> Trace:
+def drive(
+    case: Case, scenario: Scenario, factory: BackendFactory, device: str, *, lists_as_they_are: bool = False
+) -> Trace:
     """Run ``scenario`` through a backend made by ``factory`` on ``device``.
+
+    Past their lengths its lists hold keys, see ``beyond_lengths``; with ``lists_as_they_are`` what its metadata leaves.
 
     Raises:
         BackendError: the backend raised; the message holds the place and the backend's innermost frames.
@@ -29,6 +34,7 @@ def drive(case: Case, scenario: Scenario, factory: BackendFactory, device: str) 
         raise ValueError(f"{case.id}: a {case.kind} is not driven; see dsv4_matrix.modes.probes")
     if scenario.runner.device != device:
         raise ValueError(f"{case.id}: scenario built for {scenario.runner.device!r}, driven on {device!r}")
+    factory = factory if lists_as_they_are else BeyondLengths(factory)
     notebook, variant, mode = Notebook(), case.variant, case.cell.mode
     if mode in _EAGER_MODES:
         drive_eager(scenario, factory, notebook, gpu_only_lens=variant.gpu_only_lens)

@@ -46,6 +46,8 @@ CAUGHT = [
     ("wrong_speculation:LengthsReadOnTheHost", "r0-de-cg-padded-bucket", "replay 0, step 0: host sync"),
     # what a row sees
     ("wrong_triton:SinkDropped", "r0-eager-extend-zero-sink", "with: sink left out"),
+    ("wrong_triton:SinkOfEveryEighthHeadDropped", "r0-cg-decode-boundaries", "tensor   out"),
+    ("wrong_triton:SinkOfEveryEighthHeadDropped", "r4-eager-decode-heads-128", "tensor   out"),
     ("wrong_triton:Window127", "r0-eager-decode-above-window", "with: window 127"),
     ("wrong_triton:OwnTokenUnseen", "r0-eager-decode-within-window", "newest token dropped"),
     ("wrong_triton:QueryStrideAssumed", "r0-de-eager-boundaries", "NaN"),
@@ -54,11 +56,16 @@ CAUGHT = [
     ("wrong_triton:PageTableRowIgnored", "r4-eager-extend-ragged", "NaN"),
     ("wrong_triton:PageTableRowIgnored", "r128-eager-extend-ragged", "NaN"),
     ("wrong_triton:LengthsNotHonoured", "r0-eager-decode-within-window", "NaN"),
-    (
-        "wrong_triton:EntriesAsLongAsTheWindow",
-        "r4-cg-decode-page-crossing",
-        "with: last compressed entry of the list missing",
-    ),
+    # both lists, and the prefill's; eager, in graphs and of a draft
+    ("wrong_triton:LengthsIgnored", "r0-eager-decode-within-window", "tensor   out"),
+    ("wrong_triton:LengthsIgnored", "r0-cg-decode-within-window", "replay 0, step 0"),
+    ("wrong_triton:LengthsIgnored", "r0-eagle-draft-runner-chain-3-steps", "tensor   out"),
+    ("wrong_triton:ExtraLengthIgnored", "r4-eager-decode", "tensor   out"),
+    ("wrong_triton:ExtraLengthIgnored", "r128-eager-decode", "tensor   out"),
+    ("wrong_triton:ExtraLengthIgnored", "r4-verify-cg-chain-3", "tensor   out"),
+    ("wrong_triton:ExtraLengthIgnored", "r128-verify-cg-chain-3", "tensor   out"),
+    ("wrong_triton:PrefillLengthIgnored", "r0-eager-extend-within-window", "sparse"),
+    ("wrong_triton:EntriesAsLongAsTheWindow", "r4-cg-decode-page-crossing", "tensor   out"),
     ("wrong_triton:LseInBase2", "r0-eager-decode-within-window", "lse"),
     ("wrong_triton:EmptyExtraEntryCounted", "r128-eager-extend-before-first-entry", "NaN"),
 ]

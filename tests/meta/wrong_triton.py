@@ -21,6 +21,17 @@ class SinkDropped(DSV4TritonBackend):
         return super().attend(q, k_cache, indices, topk_length, None, *extra)
 
 
+class SinkOfEveryEighthHeadDropped(DSV4TritonBackend):
+    """One lane of eight forgets its sink; the others would vouch for it, if it were always the same head's role."""
+
+    first = 6
+
+    def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, attn_sink: Any, *extra: Any):
+        sink = attn_sink.clone()
+        sink[self.first :: 8] = -1e30
+        return super().attend(q, k_cache, indices, topk_length, sink, *extra)
+
+
 class Window127(DSV4TritonBackend):
     """The oldest key of a full window is lost."""
 
@@ -147,6 +158,30 @@ class LengthsNotHonoured(DSV4TritonBackend):
 
     def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, *rest: Any):
         return super().attend(q, k_cache, indices.clamp(min=0), torch.full_like(topk_length, 128), *rest)
+
+
+class LengthsIgnored(DSV4TritonBackend):
+    """A key counts where its index is not -1; the lengths of both lists are not looked at."""
+
+    def attend(self, q: Tensor, k_cache: Tensor, indices: Tensor, topk_length: Tensor, attn_sink: Any, *extra: Any):
+        widths = [torch.full_like(topk_length, found.shape[-1]) for found in (indices, *extra[1:2])]
+        return super().attend(q, k_cache, indices, widths[0], attn_sink, *extra[:2], *widths[1:])
+
+
+class ExtraLengthIgnored(DSV4TritonBackend):
+    """The same of the compressed entries alone."""
+
+    def attend(self, q, k_cache, indices, topk_length, attn_sink, *extra):
+        width = [torch.full_like(topk_length, found.shape[-1]) for found in extra[1:2]]
+        return super().attend(q, k_cache, indices, topk_length, attn_sink, *extra[:2], *width)
+
+
+class PrefillLengthIgnored(DSV4TritonBackend):
+    """The same of the sparse prefill's combined list."""
+
+    def attend_prefill(self, q, kv, indices, topk_length, attn_sink):
+        width = torch.full_like(topk_length, indices.shape[-1])
+        return super().attend_prefill(q, kv, indices, width, attn_sink)
 
 
 class EntriesAsLongAsTheWindow(DSV4TritonBackend):

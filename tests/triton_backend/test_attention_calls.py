@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dsv4_triton.beyond_lengths import with_keys_beyond
 
 
 def torch_attend(scale):
@@ -108,6 +109,44 @@ def test_shapes_and_widths_of_the_call(filled, backend_class, ratio):
         assert extra_lengths.tolist() == {4: [95, 64], 128: [2, 2]}[ratio]
     for tensor in (indices, lengths, *extra[1:]):
         assert tensor.dtype == torch.int32
+
+
+@pytest.mark.parametrize("ratio", [0, 4, 128])
+def test_keys_past_the_lengths_change_no_bit(filled, backend_class, ratio):
+    seen = []
+
+    class Recording(backend_class):
+        def attend(self, *args):
+            seen.append(args)
+            return super().attend(*args)
+
+    class Beyond(Recording):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.put_keys_beyond_lengths()
+
+    _, _, (want, want_lse) = filled(Recording, ratio)
+    _, _, (out, lse) = filled(Beyond, ratio)
+    assert torch.equal(out, want)
+    assert torch.equal(lse, want_lse)
+    usual, given = seen
+    for at in (2, 6)[: 1 + bool(ratio)]:
+        assert torch.equal(usual[at + 1], given[at + 1])
+        for row, plain, length in zip(given[at][:, 0], usual[at][:, 0], given[at + 1].tolist(), strict=True):
+            assert torch.equal(row[:length], plain[:length])
+            assert torch.equal(row[length + 1 :: 2], plain[length + 1 :: 2])
+            assert set(row[length::2].tolist()) <= {int(plain.max())}
+            assert int(plain.max()) > 0
+
+
+def test_a_row_without_keys_has_none_past_its_length():
+    indices = torch.tensor([[[-1, -1, -1, -1]], [[7, 8, -1, -1]], [[7, 8, 9, 5]], [[3, -1, -1, -1]]], dtype=torch.int32)
+    lengths = torch.tensor([-1, 2, 4, 1], dtype=torch.int32)
+    want = [[-1, -1, -1, -1], [7, 8, 8, -1], [7, 8, 9, 5], [3, 3, -1, 3]]  # the highest slot, in every second column
+    found = with_keys_beyond(indices, lengths)
+    assert found[:, 0].tolist() == want
+    assert found.dtype == torch.int32
+    assert indices[1, 0].tolist() == [7, 8, -1, -1]  # the metadata itself is left alone
 
 
 def test_rows_of_q_beyond_or_short_of_the_metadata(filled, backend_class, draw):
