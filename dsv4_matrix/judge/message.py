@@ -11,6 +11,7 @@ import torch
 from dsv4_matrix.judge.compare import TIGHT, Answer, Check
 from dsv4_matrix.judge.distance import absolute_error, signed_mean
 from dsv4_matrix.judge.explain import explanations, name_rows
+from dsv4_matrix.judge.heads import name_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,6 +91,8 @@ def failure_finding(
         _line("cosine", _cosine(ratios, tolerances.budget.cosine)),
         _line("failing", name_rows(bad_rows) + f" of {ratios.shape[1]}"),
     ]
+    if some := name_heads(_bad_heads(bad), ratios.shape[2]):
+        lines.append(_line("heads", f"{some}, of {ratios.shape[2]}"))
     hints = explanations(oracle, observation, others, bad_rows)
     lines.append(_line("agrees", "with: " + "; ".join(hints) if hints else "with no known mistake"))
     if bool((absolute_error(truth.out, truth.contract) > tolerance.atol + tolerance.rtol * truth.contract.abs()).any()):
@@ -167,6 +170,12 @@ def _counts(bad: Tensor) -> str:
         f"{check.name.lower()} {int(bad[check].any(dim=1).sum())}" for check in (Check.BIAS, Check.COSINE)
     )
     return f"{each} of {pairs} (row, head) pairs; {of_rows} of {bad.shape[1]} rows"
+
+
+def _bad_heads(bad: Tensor) -> list[int]:
+    """Heads that fail by themselves, in any row; bias and cosine are of a whole row."""
+    by_head = [check for check in Check if check not in (Check.BIAS, Check.COSINE)]
+    return [int(head) for head in bad[by_head].any(dim=0).any(dim=0).nonzero()[:, 0]]
 
 
 def _cosine(ratios: Tensor, bound: float) -> str:
