@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dsv4_matrix.cases.build import build_scenario
+from dsv4_matrix.cases.compose import compose
+from dsv4_matrix.cases.turns import ALONE
 from dsv4_matrix.modes.beyond_lengths import BeyondLengths
+from dsv4_matrix.modes.composed import drive_composition
 from dsv4_matrix.modes.drive import drive
 
 
@@ -44,6 +47,15 @@ def test_every_backend_of_a_case_is_told_once(case_id, as_they_are, telling, mat
     assert not trace.violations
     assert telling.built
     assert {backend.told for backend in telling.built} == {0 if as_they_are else 1}
+
+
+def test_no_backend_of_the_gate_is_told(telling, matrix):
+    case = next(case for case in matrix.cases() if case.id == "r0-eager-decode-within-window")
+    composition = compose(case, matrix, "cpu", [ALONE], 1)
+    trace, answers = drive_composition(case, composition, telling, "cpu", padded=True)
+    assert not trace.violations
+    assert answers
+    assert {backend.told for backend in telling.built} == {0}
 
 
 def test_a_backend_without_lists_is_driven_as_it_is(toy):
