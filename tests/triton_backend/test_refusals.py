@@ -233,7 +233,7 @@ def test_ratio_0_has_no_compressed_pool(refusing):
         lambda: refusing.backend.store_compressed(batch, 0, refusing.k),
         lambda: refusing.backend.set_extra_key_buffer(0, batch.out_cache_loc, refusing.k),
     ):
-        refusing.refuses(AssertionError, "ratio 0 has no compressed pool", call)
+        refusing.refuses(AssertionError, "compress_ratio 0 has no compressed pool", call)
 
 
 def test_inputs_of_forward(refusing):

@@ -53,7 +53,7 @@ class ToyBackend(ToyMetadata):
 
     def store_compressed(self, batch: Any, compress_ratio: int, entries: Tensor) -> None:
         if compress_ratio not in (4, 128):
-            self._refuse(AssertionError, f"ratio {compress_ratio} has no compressed pool")
+            self._refuse(AssertionError, f"compress_ratio {compress_ratio} has no compressed pool")
             return
         meta = self._ready()
         self._store(f"c{compress_ratio}", meta.c4_out if compress_ratio == 4 else meta.c128_out, entries)
