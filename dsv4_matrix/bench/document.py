@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from dsv4_matrix.bench.results import (
-    Ceilings,
-    KernelResources,
-    Measurement,
-    Results,
-    StepMeasurement,
-)
-from dsv4_matrix.bench.shapes import Shape
+from dsv4_matrix.bench.content import results_of
+from dsv4_matrix.bench.results import Results
+from dsv4_matrix.bench.value import WrongValueError, shown
 from dsv4_matrix.report.canonical import ReportError, write_in_one_step
 
 SCHEMA = 1
@@ -27,7 +20,9 @@ class DocumentError(ValueError):
 
 
 def to_json(results: Results) -> str:
-    """Everything measured. Names, ratios and the summary are there for readers; ``from_json`` forms them anew."""
+    """Everything measured. Names, ratios and the summary are there for readers; ``read`` forms them anew, and refuses
+    a document in which they do not follow from the rest.
+    """
     shapes = {
         name: [{"name": one.shape.name, **asdict(one), "ratio": one.ratio} for one in group]
         for name, group in results.groups.items()
@@ -57,39 +52,19 @@ def write(results: Results, path: Path) -> None:
 
 
 def read(path: Path) -> Results:
-    """Raises DocumentError, naming the file and what is wrong with it."""
+    """Raises DocumentError, naming the file, the place in it, what was expected there and what is there."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DocumentError(f"{path}: cannot read the document: {error.strerror}") from error
-    except ValueError as error:  # bytes that are not UTF-8, text that is not JSON
+    except (ValueError, RecursionError) as error:  # bytes that are not UTF-8, text that is not JSON or nested too deep
         raise DocumentError(f"{path}: {_EXPECTED}; this is not JSON: {error}") from error
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise DocumentError(f"{path}: {_EXPECTED}")
+    if not isinstance(document, dict):
+        raise DocumentError(f"{path}: {_EXPECTED}, got {shown(document)}")
+    schema = document.get("schema")
+    if type(schema) is not int or schema != SCHEMA:
+        raise DocumentError(f"{path}: {_EXPECTED}, got schema {shown(schema)}")
     try:
-        return _results(document)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DocumentError(
-            f"{path}: not a whole document of schema {SCHEMA}: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _results(document: Mapping[str, Any]) -> Results:
-    return Results(
-        machine=document["machine"],
-        ceilings=Ceilings(**document["ceilings"]),
-        groups={name: [_measurement(one) for one in group] for name, group in document["shapes"].items()},
-        planned=document["planned"],
-        steps=[StepMeasurement(**_without(step, "goal")) for step in document["steps"]],
-        kernels=[KernelResources(**kernel) for kernel in document["kernels"]],
-        finished=document["finished"],
-    )
-
-
-def _measurement(one: Mapping[str, Any]) -> Measurement:
-    values = _without(one, "name", "ratio")
-    return Measurement(**{**values, "shape": Shape(**values["shape"])})
-
-
-def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}
+        return results_of(document)
+    except WrongValueError as error:
+        raise DocumentError(f"{path}: {error}") from None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from dsv4_matrix.bench.present import comparison, missing, rates
+from dsv4_matrix.bench.present import choices, comparison, machine_line, missing, rates
 from dsv4_matrix.bench.results import LONG_CONTEXT, PEER_TABLE, Measurement, Results, ladders
+from dsv4_matrix.bench.text import cell
 
 
 def markdown(results: Results) -> str:
     """Only the parts that were measured; every figure is the document's."""
-    machine = ", ".join(f"{name} {value}" for name, value in results.machine.items())
-    parts = [machine + ".", rates(results.ceilings) + "."]
+    parts = [machine_line(results.machine) + ".", rates(results.ceilings) + "."]
     parts += [f"**{text}.**" for text in missing(results)]
     for name, group in results.groups.items():
         parts.append("\n".join(_shapes(group)))
@@ -22,7 +22,7 @@ def markdown(results: Results) -> str:
     if results.steps:
         rows = [(step.name, f"{step.value:.1f} {step.unit}".strip(), step.goal) for step in results.steps]
         parts.append("\n".join(_table(("of a decode step", "measured", "goal"), rows, right=(1,))))
-    parts += sorted({result.choice + "." for result in results.everything if result.choice})
+    parts += [choice + "." for choice in choices(results)]
     if results.kernels:
         parts.append("\n".join(_kernels(results)))
     return "\n\n".join(parts) + "\n"
@@ -79,4 +79,4 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable
     yield "| " + " | ".join(header) + " |"
     yield "|" + "|".join("---:" if column in numbers else "---" for column in range(len(header))) + "|"
     for row in rows:
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+        yield "| " + " | ".join(cell(text) for text in row) + " |"

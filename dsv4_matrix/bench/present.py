@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dsv4_matrix.bench.results import (
     LONG_CONTEXT,
@@ -15,6 +15,7 @@ from dsv4_matrix.bench.results import (
     StepMeasurement,
     ladders,
 )
+from dsv4_matrix.bench.text import one_line
 
 HEADER = " ".join(
     f"{title:{spec}}"
@@ -25,14 +26,18 @@ HEADER = " ".join(
 )  # fmt: skip
 
 
+def machine_line(machine: Mapping[str, str]) -> str:
+    return one_line(", ".join(f"{name} {value}" for name, value in machine.items()))
+
+
 def line(result: Measurement) -> str:
     """One row of the table; ``ratio`` is the peer's time over ours, above 1 is faster than the peer."""
     spread = f"{result.low:.1f}-{result.high:.1f}"
-    return (
+    return one_line(
         f"{result.shape.name:<24} {result.median:8.1f} {spread:>15} {result.memory_floor:8.1f} "
         f"{result.matrix_floor:8.1f} {result.median / result.floor:8.1f} {_optional(result.table, 8, 1)} "
-        f"{_optional(result.beside, 8, 1)} {_optional(result.ratio, 6, 2)} {result.kernel}"
-    ).rstrip()
+        f"{_optional(result.beside, 8, 1)} {_optional(result.ratio, 6, 2)} {result.kernel}".rstrip()
+    )
 
 
 def rates(ceilings: Ceilings) -> str:
@@ -52,7 +57,7 @@ def comparison(results: Results) -> str:
 
 
 def step_line(step: StepMeasurement) -> str:
-    return f"{step.name:<52} {step.value:8.1f} {step.unit:<2} {step.goal}".rstrip()
+    return one_line(f"{step.name:<52} {step.value:8.1f} {step.unit:<2} {step.goal}".rstrip())
 
 
 def ladder_lines(results: Sequence[Measurement]) -> list[str]:
@@ -66,10 +71,10 @@ def ladder_lines(results: Sequence[Measurement]) -> list[str]:
 
 def kernel_line(kernel: KernelResources) -> str:
     spilled = f"{kernel.local_bytes} bytes of local memory" if kernel.local_bytes else "no spills"
-    return (
+    return one_line(
         f"{kernel.name}: {kernel.warps} warps, {kernel.registers} registers, {spilled}, "
-        f"{kernel.shared_bytes} bytes shared  {kernel.variant}"
-    ).rstrip()
+        f"{kernel.shared_bytes} bytes shared  {kernel.variant}".rstrip()
+    )
 
 
 def closing(results: Results) -> Iterator[str]:
@@ -79,9 +84,14 @@ def closing(results: Results) -> Iterator[str]:
     if compared:
         yield compared
     yield from ladder_lines(results.groups.get(LONG_CONTEXT, []))
-    yield from sorted({result.choice for result in results.everything if result.choice})
+    yield from choices(results)
     yield from (kernel_line(kernel) for kernel in results.kernels)
     yield from missing(results)
+
+
+def choices(results: Results) -> list[str]:
+    """What the function said of its choice of kernels, each once."""
+    return sorted({one_line(result.choice) for result in results.everything} - {""})
 
 
 def missing(results: Results) -> Iterator[str]:
@@ -89,7 +99,7 @@ def missing(results: Results) -> Iterator[str]:
     for name, count in results.planned.items():
         have = len(results.groups.get(name, []))
         if have < count:
-            yield f"cut short: {have} of {count} shapes of the {name}"
+            yield f"cut short: {have} of {count} shapes of the {one_line(name)}"
     if not results.finished:
         yield "cut short: the run did not come to its end"
 

@@ -42,7 +42,7 @@ def run_session(request: Request) -> Results:
     plan = _plan(request)
     device = torch.device("cuda", torch.cuda.current_device())
     machine = _machine(device, plan)
-    print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
+    print(present.machine_line(machine), flush=True)
     results = Results(machine, measure_ceilings(device))
     results.planned = {name: len(shapes) for name, shapes in plan.groups.items()}
     Run(plan, results, request, device).all()
