@@ -23,10 +23,10 @@ def run_bench(request: Request) -> int:
             from dsv4_matrix.bench.session import run_session
 
             results = run_session(request)
-            drawn = _drawn(results, request.plot)
         else:
             results = document.read(request.source)
-            drawn = _drawn(results, request.plot)  # before anything is printed, since it may be refused
+        drawn = _drawn(results, request.plot)  # before a document is printed, since it may be refused
+        if request.source is not None:
             for line in [markdown(results).rstrip()] if request.table else _as_printed(results):
                 print(line)
         if request.plot is not None:

@@ -55,16 +55,24 @@ MACHINE_CODE = (
 
 
 @pytest.fixture(scope="session")
-def machine_code() -> Callable[..., dict[str, list[str]]]:
-    """Compiles kernels for a target in a process of their own: names of their machine instructions in order."""
+def compile_only() -> Callable[..., str]:
+    """What a script prints in a process that compiles kernels and can run none, with arguments."""
+
+    def printed(script: str, *arguments: str) -> str:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {COMPILE_ONLY: "1"}
+        command = [sys.executable, "-c", script, *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    return printed
+
+
+@pytest.fixture(scope="session")
+def machine_code(compile_only: Callable[..., str]) -> Callable[..., dict[str, list[str]]]:
+    """Compiles kernels for a target: names of their machine instructions in order."""
 
     def compiled(target: str, *names: str) -> dict[str, list[str]]:
-        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {COMPILE_ONLY: "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", MACHINE_CODE, target, *names],
-            env=environment, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        return dict(zip(names, map(json.loads, done.stdout.splitlines()), strict=True))
+        lines = compile_only(MACHINE_CODE, target, *names).splitlines()
+        return dict(zip(names, map(json.loads, lines), strict=True))
 
     return compiled
 
