@@ -56,7 +56,7 @@ def launch(
             count = min(work.chunk, work.rows - first)
             items = count * work.splits * (heads // HEADS)
             if few:
-                launch_few(q, main, extra, work, scale, out, lse, lists, processors(index))
+                launch_few(q, work, scale, out, lse, lists, processors(index))
             else:
                 attend[(min(items, processors(index)),)](
                     q, *(n // 8 for n in q.stride()[:3]), out, *(n // 8 for n in out.stride()[:3]), lse, *lse.stride(),

@@ -34,6 +34,7 @@ from dsv4_triton.hopper_layouts import (
     wait_for_previous,
 )
 from dsv4_triton.hopper_notes import address_of, entries_of, factors_of, lists_of
+from dsv4_triton.hopper_score import restored_scores
 from dsv4_triton.hopper_softmax import weigh
 
 FIRST = gl.constexpr(0)
@@ -131,9 +132,7 @@ def _hand_over(held, top, block, blocks, scale, ring, hand, full, empty, RING: g
     if block < blocks:
         if block > 0:
             top = gl.maximum(top, before)
-        s = gl.permute(gl.reshape(stored, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))  # the inverse of stored_scores
-        s = gl.convert_layout(gl.reshape(s, [64, BLOCK]), SCORES, assert_trivial=True)
-        p, keep, top = weigh(s, scale, top, block_top)
+        p, keep, top = weigh(restored_scores(stored), scale, top, block_top)
         slot = block % RING
         mbarrier.wait(empty.index(slot), ((block // RING) & 1) ^ 1)
         x = gl.reshape(p.to(gl.bfloat16), [4, 2, 8, 4, 2, 4, 2])  # heads: 16s, 8s, 1s; keys: 16s, 8s, 2s, 1s

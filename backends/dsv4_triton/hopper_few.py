@@ -10,9 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 
-from dsv4_triton.arguments import KeyList
 from dsv4_triton.hopper_add import add_blocks
 from dsv4_triton.hopper_layouts import BLOCK_N, HEADS, MOST_BLOCKS
 from dsv4_triton.hopper_score import score_blocks
@@ -53,8 +51,6 @@ def serves(work: Workload, processors: int) -> bool:
 
 def launch_few(
     q: torch.Tensor,
-    main: KeyList,
-    extra: KeyList | None,
     work: Workload,
     scale: float,
     out: torch.Tensor,
@@ -64,8 +60,7 @@ def launch_few(
 ) -> None:
     """``hopper.launch`` for a call that ``serves`` takes; ``lists`` are both key lists as the kernels take them."""
     items, halves = work.rows * work.splits, q.shape[2] // HEADS
-    blocks = triton.cdiv(main.width, BLOCK_N) + (triton.cdiv(extra.width, BLOCK_N) if extra else 0)
-    row_blocks = min(blocks, MOST_BLOCKS.value)
+    row_blocks = min(work.blocks, MOST_BLOCKS.value)
     kind, programs = shares(items, halves, row_blocks, processors)
     blocks = items * halves * row_blocks
     scores = torch.empty(blocks * HEADS * BLOCK_N, dtype=torch.float32, device=q.device)

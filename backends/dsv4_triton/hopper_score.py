@@ -98,6 +98,13 @@ def stored_scores(s):
 
 
 @gluon.jit
+def restored_scores(stored):
+    """The inverse of ``stored_scores``."""
+    s = gl.permute(gl.reshape(stored, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))
+    return gl.convert_layout(gl.reshape(s, [64, BLOCK]), SCORES, assert_trivial=True)
+
+
+@gluon.jit
 def _score(
     TURN: gl.constexpr, query, q, q_h, blocks, scale, tiles, biases, bars, part, programs, scores, tops, row_blocks,
     HEAD_BLOCKS: gl.constexpr,

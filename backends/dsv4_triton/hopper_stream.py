@@ -36,6 +36,7 @@ from dsv4_triton.hopper_layouts import (
     wait_for_previous,
 )
 from dsv4_triton.hopper_notes import address_of, entries_of, lists_of
+from dsv4_triton.hopper_score import restored_scores
 from dsv4_triton.hopper_softmax import weigh
 
 FIRST = gl.constexpr(0)
@@ -164,9 +165,7 @@ def _weigh(
         if step == 2:
             if block > 0:
                 top = gl.maximum(top, before)
-        s = gl.permute(gl.reshape(stored, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))  # the inverse of stored_scores
-        s = gl.convert_layout(gl.reshape(s, [64, BLOCK]), SCORES, assert_trivial=True)
-        p, keep, top = weigh(s, scale, top, block_top)
+        p, keep, top = weigh(restored_scores(stored), scale, top, block_top)
         entry = half * depth + block % depth
         mbarrier.wait(used.index(entry), ((block // depth) & 1) ^ 1)
         weights.index(entry).store(p.to(gl.bfloat16))

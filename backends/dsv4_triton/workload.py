@@ -26,7 +26,7 @@ class Workload:
 
     Attributes:
         rows: query rows; of them ``chunk`` are served by a launch.
-        splits: splits that the longest possible row has.
+        blocks, splits: that the longest possible row has.
         partial: fp32 workspace of ``chunk * splits * heads * PARTIAL_WORDS`` words; any tensor if there is one split.
         other: the second key list, the first one again where there is none.
         lengths, extra_lengths: int32 ``[b]``; any int32 tensor in place of one that is not given.
@@ -37,6 +37,7 @@ class Workload:
 
     rows: int
     chunk: int
+    blocks: int
     splits: int
     partial: torch.Tensor
     other: KeyList
@@ -74,6 +75,7 @@ def workload(
     return Workload(
         rows=rows,
         chunk=chunk,
+        blocks=blocks,
         splits=splits,
         partial=partial,
         other=other,

@@ -15,7 +15,8 @@ def shares(*arguments):
 def serves(rows, splits, processors=132, chunk=None):
     from dsv4_triton import hopper_few
 
-    return hopper_few.serves(Workload(rows, chunk or rows, splits, None, None, None, None, 0, 0, None), processors)
+    work = Workload(rows, chunk or rows, 20 * splits, splits, None, None, None, None, 0, 0, None)
+    return hopper_few.serves(work, processors)
 
 
 def second(kind, rows, halves):
