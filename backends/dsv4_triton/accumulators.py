@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Words of a (row, split, head) that mean something: the accumulator, its maximum and its sum.
 WORDS = HEAD_DIM + 2
 #: Modules whose ``combine`` may serve a forward; the second is loaded where it can.
-_LAUNCHERS = ("dsv4_triton.attention", "dsv4_triton.hopper")
+_LAUNCHERS = ("dsv4_triton.attention", "dsv4_triton.hopper.launch")
 
 
 class Accumulators:

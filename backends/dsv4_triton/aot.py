@@ -93,25 +93,26 @@ def variants(target: Target) -> dict[str, tuple[Any, dict[str, str], dict[str, A
 
 def _hopper_variants() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]]:
     """Rows of one split, and of several; few rows: both kernels for 64 and 128 heads, and every kind of the second."""
-    from dsv4_triton import hopper, hopper_few
+    from dsv4_triton.hopper import launch as hopper
+    from dsv4_triton.hopper.few_rows import launch as few_rows
 
     found = {}
     for halves in (1, 2):
         heads, named = 64 * halves, {"HEAD_BLOCKS": halves, "SPLIT": False}
-        score, stream = {**named, **hopper_few.SCORE[halves]}, {**named, **hopper_few.STREAM[halves]}
+        score, stream = {**named, **few_rows.SCORE[halves]}, {**named, **few_rows.STREAM[halves]}
         found[f"hopper_score_{heads}"] = (
-            hopper_few.score_blocks, ATTENTION_POINTERS, score, hopper_few.SCORE_OPTIONS,
+            few_rows.score_blocks, ATTENTION_POINTERS, score, few_rows.SCORE_OPTIONS,
         )  # fmt: skip
         found[f"hopper_score_once_{heads}"] = (
-            hopper_few.score_once, ATTENTION_POINTERS, {**named, **hopper_few.ONCE}, hopper_few.ONCE_OPTIONS,
+            few_rows.score_once, ATTENTION_POINTERS, {**named, **few_rows.ONCE}, few_rows.ONCE_OPTIONS,
         )  # fmt: skip
         found[f"hopper_stream_{heads}"] = (
-            hopper_few.add_stream, ATTENTION_POINTERS, stream, hopper_few.STREAM_OPTIONS,
+            few_rows.add_stream, ATTENTION_POINTERS, stream, few_rows.STREAM_OPTIONS[halves],
         )  # fmt: skip
-    for kind, constexprs in hopper_few.ADD.items():
-        options = hopper_few.ADD_OPTIONS
+    for kind, constexprs in few_rows.ADD.items():
+        options = few_rows.ADD_OPTIONS
         for name, split in ((f"hopper_add_{kind}", False), (f"hopper_add_{kind}_split", True)):
-            found[name] = (hopper_few.add_blocks, ATTENTION_POINTERS, {"SPLIT": split, **constexprs}, options)
+            found[name] = (few_rows.add_blocks, ATTENTION_POINTERS, {"SPLIT": split, **constexprs}, options)
     for name, split in (("hopper", False), ("hopper_split", True)):
         constexprs = {"SPLIT": split, "HEAD_BLOCKS": 1, "SPLIT_BLOCKS": hopper.SPLIT_BLOCKS, **hopper.REGISTERS}
         found[name] = (hopper.attend, ATTENTION_POINTERS, constexprs, hopper.OPTIONS)

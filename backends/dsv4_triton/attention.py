@@ -46,7 +46,7 @@ def launch(
         return
     target = target_of(q.device)
     if choose(target.name, q, main, extra, scale, out).kernel == "hopper":
-        from dsv4_triton import hopper  # imported where it is used: other targets need no Gluon
+        from dsv4_triton.hopper import launch as hopper  # imported where it is used: other targets need no Gluon
 
         hopper.launch(q, main, extra, sink, scale, out, lse)
         return

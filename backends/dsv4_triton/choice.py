@@ -87,4 +87,4 @@ def load_kernels() -> None:
     """Import what ``attention.launch`` would import for its first call on this device."""
     if PREFERRED == "hopper" and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
         with suppress(ImportError):  # another Triton: ``choose`` gives nothing to that kernel
-            import_module("dsv4_triton.hopper")
+            import_module("dsv4_triton.hopper.launch")

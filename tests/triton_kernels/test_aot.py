@@ -34,8 +34,8 @@ def test_kernels_fit(target):
     [
         ("hopper", 512, 400), ("hopper_split", 512, 400), ("hopper_score_64", 640, 0), ("hopper_score_128", 640, 0),
         ("hopper_add_narrow", 384, 0), ("hopper_add_wide", 384, 0), ("hopper_add_wide_split", 384, 0),
-        ("hopper_stream_64", 640, 0),
-        ("hopper_stream_128", 640, 0), ("hopper_score_once_64", 384, 0), ("hopper_score_once_128", 512, 0),
+        ("hopper_stream_64", 384, 0),
+        ("hopper_stream_128", 512, 0), ("hopper_score_once_64", 384, 0), ("hopper_score_once_128", 512, 0),
     ],
 )  # fmt: skip
 def test_the_hopper_kernels_fit_a_processor(kernel, threads, spilled):

@@ -142,7 +142,7 @@ def test_a_row_depends_on_itself_alone(long_batch, device, monkeypatch):
 @pytest.fixture
 def served(monkeypatch):
     """Which calls the kernels for few rows took, in order; or, told so, that they take none."""
-    from dsv4_triton import hopper
+    from dsv4_triton.hopper import launch as hopper
 
     sound = hopper.serves
     calls = []
@@ -220,13 +220,13 @@ def test_few_rows_of_several_splits(rows, heads, random_batch, served):
 @pytest.mark.parametrize("heads", [64, 128])
 def test_few_rows_shared_among_any_number_of_programs(heads, random_keys, queries, choose_slots, monkeypatch):
     """Programs of the first kernel and kinds of the second decide nothing."""
-    from dsv4_triton import hopper_few
+    from dsv4_triton.hopper.few_rows import launch as few_rows
 
     main, slots = random_keys(8, 64, live=0.8)
     q, indices = queries(2, heads), choose_slots(slots, 2, 1280, 0.1)
     want = sparse_attention(q, main.view, indices, None, None, SCALE)
     for share in itertools.product(("narrow", "wide", "stream"), (1, 7, 20)):
-        monkeypatch.setattr(hopper_few, "shares", lambda *_, share=share: share)
+        monkeypatch.setattr(few_rows, "shares", lambda *_, share=share: share)
         for _ in range(5):
             assert same(sparse_attention(q, main.view, indices, None, None, SCALE), want), share
 

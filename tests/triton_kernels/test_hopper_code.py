@@ -1,6 +1,6 @@
 """Where the Hopper kernel's machine code loads keys, which no result shows: early, or its role waits for them.
 
-The assembler moves loads down to the next barrier if nothing holds them (``hopper_layouts.here``): 14 in a row, and
+The assembler moves loads down to the next barrier if nothing holds them (``layouts.here``): 14 in a row, and
 8 % more time for a full device (docs/performance.md).
 """
 

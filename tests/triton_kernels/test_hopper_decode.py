@@ -1,6 +1,6 @@
 """The Hopper kernel's decode, from its own PTX, for every e4m3 code under every scale byte: no GPU needed.
 
-The few PTX instructions it uses are carried out here on integers and bf16 tensors; the factors that ``hopper_notes``
+The few PTX instructions it uses are carried out here on integers and bf16 tensors; the factors that ``notes``
 forms are restated, as no interpreter runs Gluon.
 """
 
@@ -30,7 +30,7 @@ def prmt(word: int, selector: int) -> int:
 
 
 def instructions(twice: bool = True) -> list[list[str]]:
-    from dsv4_triton.hopper_keys import DECODE_ONCE, DECODE_TWICE
+    from dsv4_triton.hopper.keys import DECODE_ONCE, DECODE_TWICE
 
     text = (DECODE_TWICE if twice else DECODE_ONCE).value.strip("{} ")
     lines = [line.strip() for line in text.split(";") if line.strip() and ".reg" not in line]
@@ -129,7 +129,7 @@ def test_every_code_under_every_scale():
 
 def test_one_factor_does_up_to_its_bound():
     """And not beyond it: blocks with larger scales have to take the way with two."""
-    from dsv4_triton.hopper_notes import ONE_FACTOR
+    from dsv4_triton.hopper.notes import ONE_FACTOR
 
     bound = ONE_FACTOR.value
     assert mistakes(instructions(twice=False), range(bound + 1)) == 0

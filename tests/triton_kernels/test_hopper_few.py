@@ -7,23 +7,23 @@ from dsv4_triton.workload import Workload
 
 
 def shares(*arguments):
-    from dsv4_triton import hopper_few
+    from dsv4_triton.hopper.few_rows import launch as few_rows
 
-    return hopper_few.shares(*arguments)
+    return few_rows.shares(*arguments)
 
 
 def serves(rows, splits, processors=132, chunk=None):
-    from dsv4_triton import hopper_few
+    from dsv4_triton.hopper.few_rows import launch as few_rows
 
     work = Workload(rows, chunk or rows, 20 * splits, splits, None, None, None, None, 0, 0, None)
-    return hopper_few.serves(work, processors)
+    return few_rows.serves(work, processors)
 
 
 def second(kind, rows, halves):
     """Programs of the second kernel."""
-    from dsv4_triton import hopper_few
+    from dsv4_triton.hopper.few_rows import launch as few_rows
 
-    return rows * (hopper_few.SLICES.value if kind == "stream" else halves * hopper_few.PROGRAMS[kind])
+    return rows * (few_rows.SLICES.value if kind == "stream" else halves * few_rows.PROGRAMS[kind])
 
 
 @pytest.mark.parametrize("processors", [132, 114, 78])
@@ -48,7 +48,7 @@ def test_programs_of_both_kernels(processors, halves, row_blocks):
 def test_one_row_has_a_program_for_each_block():
     assert shares(1, 1, 18, 132) == ("narrow", 18)
     assert shares(4, 1, 18, 132) == ("wide", 18)
-    assert shares(4, 2, 18, 132) == ("wide", 17), "17 programs a row leave room for the second kernel, 18 do not"
+    assert shares(4, 2, 18, 132) == ("wide", 18), "four programs of the second kernel wait for one of the first"
     assert shares(16, 1, 18, 132) == ("wide", 8)
     assert shares(32, 1, 18, 132) == ("stream", 4)
     assert shares(9, 2, 18, 132) == ("stream", 14)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from dsv4_triton.hopper_layouts import PARTIAL_WORDS
-from dsv4_triton.hopper_softmax import finish
+from dsv4_triton.hopper.layouts import PARTIAL_WORDS
+from dsv4_triton.hopper.softmax import finish
 
 
 @gluon.jit

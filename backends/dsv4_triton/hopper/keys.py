@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from dsv4_triton.hopper_layouts import (
+from dsv4_triton.hopper.layouts import (
     BLOCK,
     KEYS,
     NOTED,

@@ -11,8 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
-from dsv4_triton.hopper_layouts import BLOCK, KEYS, WORDS, thread_barrier
-from dsv4_triton.hopper_notes import entries_of, factors_of, place_of
+from dsv4_triton.hopper.layouts import BLOCK, KEYS, WORDS, thread_barrier
+from dsv4_triton.hopper.notes import entries_of, factors_of, place_of
 
 #: threads of this role, each of which says of every slot that its copies are done
 FETCHING = gl.constexpr(128)

@@ -11,9 +11,9 @@ import torch
 
 from dsv4_triton.arguments import KeyList
 from dsv4_triton.combine import combine
-from dsv4_triton.hopper_few import launch_few, serves
-from dsv4_triton.hopper_kernel import attend
-from dsv4_triton.hopper_layouts import BLOCK_N, HEADS
+from dsv4_triton.hopper.few_rows.launch import launch_few, serves
+from dsv4_triton.hopper.kernel import attend
+from dsv4_triton.hopper.layouts import BLOCK_N, HEADS
 from dsv4_triton.target import launching_on
 from dsv4_triton.workload import COMBINE_HEADS, LOG2E, workload
 

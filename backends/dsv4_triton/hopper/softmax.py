@@ -9,7 +9,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from dsv4_triton.hopper_layouts import SCORES
+from dsv4_triton.hopper.layouts import SCORES
 from dsv4_triton.numerics import LN2, LOG2E
 
 

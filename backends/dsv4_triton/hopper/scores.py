@@ -13,9 +13,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from dsv4_triton.hopper_items import item_lengths, item_place, item_span, offset_of, unknown
-from dsv4_triton.hopper_layouts import ROWS, SCORES, thread_barrier
-from dsv4_triton.hopper_softmax import block_maximum, weigh
+from dsv4_triton.hopper.items import item_lengths, item_place, item_span, offset_of, unknown
+from dsv4_triton.hopper.layouts import ROWS, SCORES, thread_barrier
+from dsv4_triton.hopper.softmax import block_maximum, weigh
 
 
 @gluon.jit

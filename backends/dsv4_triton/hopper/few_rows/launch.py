@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from dsv4_triton.hopper_add import add_blocks
-from dsv4_triton.hopper_layouts import BLOCK_N, HEADS, MOST_BLOCKS
-from dsv4_triton.hopper_score import score_blocks
-from dsv4_triton.hopper_score_once import score_once
-from dsv4_triton.hopper_stream import SLICES, add_stream
+from dsv4_triton.hopper.few_rows.add import add_blocks
+from dsv4_triton.hopper.few_rows.score import score_blocks
+from dsv4_triton.hopper.few_rows.score_once import score_once
+from dsv4_triton.hopper.few_rows.stream import SLICES, add_stream
+from dsv4_triton.hopper.layouts import BLOCK_N, HEADS, MOST_BLOCKS
 from dsv4_triton.workload import LOG2E, Workload
 
 #: The first kernel by blocks of 64 heads: slots of its ring, registers of a thread by role. The default role gets what
@@ -30,18 +30,19 @@ ONCE = {"GATHER_REGISTERS": 120, "SCORES_REGISTERS": 136}
 ONCE_OPTIONS = {"num_warps": 4, "maxnreg": 128}
 #: Kinds of the second, a program for each slice of 64 heads: of 32 columns for least time, of 64 for more rows.
 ADD = {
-    "narrow": {"COLUMNS": 32, "RING": 14, "AT_ONCE": 5, "AHEAD": 3, "PREPARE_REGISTERS": 168},
-    "wide": {"COLUMNS": 64, "RING": 6, "AT_ONCE": 5, "AHEAD": 3, "PREPARE_REGISTERS": 168},
+    "narrow": {"COLUMNS": 32, "ENTRIES": 8, "WEIGH_REGISTERS": 168},
+    "wide": {"COLUMNS": 64, "ENTRIES": 4, "WEIGH_REGISTERS": 168},
 }
 ADD_OPTIONS = {"num_warps": 4, "maxnreg": 168}
 #: One of its programs fills a processor.
 PROGRAMS = {kind: 512 // constexprs["COLUMNS"] for kind, constexprs in ADD.items()}
-#: Of 128 columns of all heads of a row, for still more: by blocks of 64 heads, as above.
+#: Of 128 columns of all heads of a row, for still more: by blocks of 64 heads, as above. Slots are of raw keys, stages
+#: of tiles, the ring of scores; with 64 heads the one role that adds up gets what is left.
 STREAM = {
-    1: {"SLOTS": 4, "STAGES": 3, "DEPTH": 4, "WEIGH_REGISTERS": 96, "KEYS_REGISTERS": 80},
-    2: {"SLOTS": 4, "STAGES": 3, "DEPTH": 2, "WEIGH_REGISTERS": 88, "KEYS_REGISTERS": 56},
+    1: {"SLOTS": 4, "STAGES": 3, "RING": 6, "ADD_REGISTERS": 168, "KEYS_REGISTERS": 104},
+    2: {"SLOTS": 4, "STAGES": 3, "RING": 3, "ADD_REGISTERS": 168, "KEYS_REGISTERS": 88},
 }
-STREAM_OPTIONS = {"num_warps": 4, "maxnreg": 96}
+STREAM_OPTIONS = {1: {"num_warps": 4, "maxnreg": 168}, 2: {"num_warps": 4, "maxnreg": 128}}
 
 
 def serves(work: Workload, processors: int) -> bool:
@@ -79,7 +80,7 @@ def launch_few(
     held = (*lists, work.given, scores, tops, scale * LOG2E)
     if kind == "stream":
         add_stream[(items * SLICES,)](
-            *output, *held, SPLIT=split, **named, **STREAM[halves], **STREAM_OPTIONS, launch_pdl=True
+            *output, *held, SPLIT=split, **named, **STREAM[halves], **STREAM_OPTIONS[halves], launch_pdl=True
         )
     else:
         add_blocks[(items * halves * PROGRAMS[kind],)](
@@ -88,17 +89,14 @@ def launch_few(
 
 
 def shares(items: int, halves: int, row_blocks: int, processors: int) -> tuple[str, int]:
-    """Kind of the second kernel, and programs an item of the first, so that both fit beside each other.
+    """Kind of the second kernel, and programs an item of the first: one for each block, where there is room for them.
 
-    A program for each block, where there is room; a few blocks less where that makes room; where it does not, the
-    second kernel's programs have to wait for those of the first in any case.
+    Programs of the second for which there is no room beside those wait for them. That costs less than blocks of the
+    first that wait for each other: nothing of the second can end before all of the first has.
     """
-    programs = items * halves * PROGRAMS["wide"]
-    if programs > processors:
-        return "stream", max(1, min(row_blocks, processors // items))
-    narrow = items * halves * PROGRAMS["narrow"]
-    kind = "wide"
-    if items * row_blocks + narrow <= processors:
-        kind, programs = "narrow", narrow
-    beside = (processors - programs) // items
-    return kind, max(1, min(row_blocks, beside if 2 * beside >= row_blocks else processors // items))
+    programs = max(1, min(row_blocks, processors // items))
+    if items * halves * PROGRAMS["wide"] > processors:
+        return "stream", programs
+    if items * (row_blocks + halves * PROGRAMS["narrow"]) <= processors:
+        return "narrow", programs
+    return "wide", programs

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, RUF059 - constexpr names are upper case, and Gluon compiles a subset of Python
-"""Few rows, the first of two kernels where every block of keys has a program: as ``hopper_score``, for least time.
+"""Few rows, the first of two kernels where every block of keys has a program: as ``score``, for least time.
 
 There is nothing to overlap but the two halves of the block: eight warps have all of its bytes on their way at once, in
 registers, and the products of the first 256 channels are made while they decode the others.
@@ -17,10 +17,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from dsv4_triton.hopper_fetch import slot_factors
-from dsv4_triton.hopper_items import offset_of, row_of
-from dsv4_triton.hopper_keys import poisoned, put, put_decoded, words_of
-from dsv4_triton.hopper_layouts import (
+from dsv4_triton.hopper.few_rows.fetch import slot_factors
+from dsv4_triton.hopper.few_rows.score import stored_scores
+from dsv4_triton.hopper.items import offset_of, row_of
+from dsv4_triton.hopper.keys import poisoned, put, put_decoded, words_of
+from dsv4_triton.hopper.layouts import (
     BLOCK,
     MOST_BLOCKS,
     PIECES_8,
@@ -33,9 +34,8 @@ from dsv4_triton.hopper_layouts import (
     launch_dependents,
     thread_barrier,
 )
-from dsv4_triton.hopper_notes import address_of, entries_of, lists_of
-from dsv4_triton.hopper_score import stored_scores
-from dsv4_triton.hopper_softmax import block_maximum
+from dsv4_triton.hopper.notes import address_of, entries_of, lists_of
+from dsv4_triton.hopper.softmax import block_maximum
 
 FIRST = gl.constexpr(0)
 SECOND = gl.constexpr(1)
@@ -114,7 +114,7 @@ def score_once(
     given, scores, tops, SPLIT: gl.constexpr, HEAD_BLOCKS: gl.constexpr,
     GATHER_REGISTERS: gl.constexpr, SCORES_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """As ``hopper_score.score_blocks`` with ``row_blocks`` programs a row."""
+    """As ``score.score_blocks`` with ``row_blocks`` programs a row."""
     launch_dependents()
     item = gl.program_id(0) // row_blocks
     block = gl.program_id(0) % row_blocks

@@ -6,7 +6,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from dsv4_triton.hopper_layouts import BLOCK
+from dsv4_triton.hopper.layouts import BLOCK
 
 
 @gluon.jit

@@ -6,8 +6,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from dsv4_triton.hopper_items import item_lengths, item_place, item_span, offset_of
-from dsv4_triton.hopper_layouts import BLOCK, NOTES, ONE
+from dsv4_triton.hopper.items import item_lengths, item_place, item_span, offset_of
+from dsv4_triton.hopper.layouts import BLOCK, NOTES, ONE
 
 #: scale bytes up to here need one factor
 ONE_FACTOR = gl.constexpr(134)
@@ -111,9 +111,15 @@ def entries_of(row, step, LAYOUT: gl.constexpr, KEYS: gl.constexpr):
 
     No lane is masked off: a load that some lanes leave out is waited for at once.
     """
+    return entries_at(row, step * KEYS + gl.arange(0, KEYS, LAYOUT))
+
+
+@gluon.jit
+def entries_at(row, key):
+    """``entries_of`` for keys by their number among those of the row's blocks."""
     n, extra, blocks, first, index, extra_index = row
     main_blocks = (n + BLOCK - 1) // BLOCK
-    place = first * BLOCK + step * KEYS + gl.arange(0, KEYS, LAYOUT)
+    place = first * BLOCK + key
     main = place < main_blocks * BLOCK
     key = gl.where(main, place, place - main_blocks * BLOCK)
     length = gl.where(main, n, extra)
@@ -167,7 +173,7 @@ def _scale_bytes(codes):
 
 @gluon.jit
 def factors_of(byte):
-    """Scale bytes -> the two factors of ``hopper_keys``, in one word.
+    """Scale bytes -> the two factors of ``keys``, in one word.
 
     The product is 2**(byte - 127) times the 2**120 that decoding owes. Beyond ONE_FACTOR it exceeds bf16 in one factor.
     """

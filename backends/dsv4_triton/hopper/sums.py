@@ -17,10 +17,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from dsv4_triton.hopper_items import item_lengths, item_place, item_span, offset_of, unknown
-from dsv4_triton.hopper_layouts import NOTED, PARTIAL_WORDS, PLACES, ROWS, SUMS
-from dsv4_triton.hopper_notes import first_block, locate, next_block, note, slots_of
-from dsv4_triton.hopper_softmax import finish
+from dsv4_triton.hopper.items import item_lengths, item_place, item_span, offset_of, unknown
+from dsv4_triton.hopper.layouts import NOTED, PARTIAL_WORDS, PLACES, ROWS, SUMS
+from dsv4_triton.hopper.notes import first_block, locate, next_block, note, slots_of
+from dsv4_triton.hopper.softmax import finish
 
 
 @gluon.jit

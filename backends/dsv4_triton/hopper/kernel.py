@@ -24,11 +24,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from dsv4_triton.hopper_keys import gather
-from dsv4_triton.hopper_layouts import BLOCK, NOTED, PLAIN, PLAIN_2D, SWIZZLED, thread_barrier
-from dsv4_triton.hopper_notes import lists_of
-from dsv4_triton.hopper_scores import scores
-from dsv4_triton.hopper_sums import sums
+from dsv4_triton.hopper.keys import gather
+from dsv4_triton.hopper.layouts import BLOCK, NOTED, PLAIN, PLAIN_2D, SWIZZLED, thread_barrier
+from dsv4_triton.hopper.notes import lists_of
+from dsv4_triton.hopper.scores import scores
+from dsv4_triton.hopper.sums import sums
 
 FIRST = gl.constexpr(0)
 SECOND = gl.constexpr(1)

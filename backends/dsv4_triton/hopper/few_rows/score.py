@@ -2,7 +2,7 @@
 """Few rows, the first of two kernels: scores of blocks of keys, a row's blocks by any number of programs.
 
 Two roles of four warps multiply, every second block or, with 128 heads, half of the heads; one fetches keys for them
-(``hopper_fetch``), two decode, half of the channels each.
+(``fetch``), two decode, half of the channels each.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from dsv4_triton.hopper_fetch import FETCHING, GROUPS, fetch_blocks, slot_factors
-from dsv4_triton.hopper_items import offset_of, row_of, unknown
-from dsv4_triton.hopper_keys import poisoned, put, put_decoded
-from dsv4_triton.hopper_layouts import (
+from dsv4_triton.hopper.few_rows.fetch import FETCHING, GROUPS, fetch_blocks, slot_factors
+from dsv4_triton.hopper.items import offset_of, row_of, unknown
+from dsv4_triton.hopper.keys import poisoned, put, put_decoded
+from dsv4_triton.hopper.layouts import (
     BLOCK,
     KEYS,
     MOST_BLOCKS,
@@ -34,8 +34,8 @@ from dsv4_triton.hopper_layouts import (
     launch_dependents,
     thread_barrier,
 )
-from dsv4_triton.hopper_notes import lists_of
-from dsv4_triton.hopper_softmax import block_maximum
+from dsv4_triton.hopper.notes import lists_of
+from dsv4_triton.hopper.softmax import block_maximum
 
 FIRST = gl.constexpr(0)
 SECOND = gl.constexpr(1)
@@ -168,8 +168,8 @@ def score_blocks(
 
     An item is a row, or one of ``splits`` of it, of MOST_BLOCKS blocks at most. scores: fp32 ``[items, HEAD_BLOCKS,
     row_blocks, 4096]``, not yet scaled; tops: fp32 ``[items, HEAD_BLOCKS, row_blocks, 64]``, scaled
-    (``hopper_softmax.block_maximum``).
-    Other arguments are those of ``hopper_kernel.attend``.
+    (``softmax.block_maximum``).
+    Other arguments are those of ``kernel.attend``.
     """
     launch_dependents()
     item = gl.program_id(0) // programs
