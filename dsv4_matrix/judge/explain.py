@@ -6,7 +6,6 @@ Runs on failures only, on a few failing rows, so it may wait for the device.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,9 +13,12 @@ import torch
 
 from dsv4_matrix.judge.compare import Answer
 from dsv4_matrix.judge.distance import absolute_error
+from dsv4_matrix.judge.log_sums import holds, is_off, other_forms
 from dsv4_matrix.judge.sensitivity import without_sink
 from dsv4_matrix.judge.truth import EPS_BF16
+from dsv4_matrix.judge.wrong_bytes import misread_keys
 from dsv4_matrix.judge.wrong_keys import both_lists_short, edited, other_scales, short_lists
+from dsv4_matrix.judge.wrong_scores import captured_lengths, other_softmax_scales
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +49,8 @@ def explanations(
     for row in bad_rows[:_ROWS]:
         truth = oracle.truth(slice(row, row + 1))
         answer = Answer.of(observation, truth.rows)
-        for name in _output_hypotheses(oracle, truth, answer) + _lse_hypotheses(oracle, truth, answer):
+        outputs = _output_hypotheses(oracle, truth, answer, of_graph=observation.graph)
+        for name in dict.fromkeys(outputs + _lse_hypotheses(oracle, truth, answer)):
             found.setdefault(name, []).append(row)
         name = _stale(observation, others, row)
         if name:
@@ -73,7 +76,7 @@ def name_rows(rows: Sequence[int], most: int = 8) -> str:
     return f"{'row' if len(rows) == 1 else 'rows'} {shown}{more}"
 
 
-def _output_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str]:
+def _output_hypotheses(oracle: Oracle, truth: Truth, answer: Answer, *, of_graph: bool) -> list[str]:
     candidates = [(edit.name, edited(oracle, truth, edit)) for edit in oracle.sight.edits]
     candidates.append(("sink left out", without_sink(oracle, truth)))
     candidates.append(("zeros, as for a row without keys", torch.zeros_like(truth.out)))
@@ -81,13 +84,19 @@ def _output_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str
     _, heads, width = truth.out.shape
     candidates.append(("[heads, 512] written as [512, heads]", truth.out.mT.reshape(1, heads, width)))
     candidates += short_lists(oracle, truth)
-    if _lse_is_off(truth, answer):
+    if is_off(truth, answer):
         # Keys of another size give other scores; under the right ones the output alone is too large or too small.
         candidates += other_scales(oracle, truth)
+        candidates += misread_keys(oracle, truth)
+        candidates += other_softmax_scales(oracle, truth, answer)
     names = [name for name, output in candidates if _fits(truth, answer.out, output)]
     if not names:
         # Two mistakes at once look like one of them where the other weighs little, so that one is told first.
         names = [name for name, output in both_lists_short(oracle, truth) if _fits(truth, answer.out, output)]
+    if not names and of_graph and is_off(truth, answer):
+        # A short row that lacks one key also sees as many as some capture: what can be said of any answer goes before.
+        captured = captured_lengths(oracle, truth, answer)
+        names = [name for name, output in captured if _fits(truth, answer.out, output)]
     if poison := _poison(truth, answer):
         names.append(poison)
     if _truncates(truth, answer):
@@ -105,7 +114,7 @@ def _poison(truth: Truth, answer: Answer) -> str:
     if not bool(nan.any()):
         return "poison reached the lse: NaN, as of one that nothing wrote" if bool(lse.any()) else ""
     if bool(nan.all()):
-        where = "NaN, as from a slot that holds no live key"
+        where = "NaN, as from a slot that holds no live key or a scale byte that nothing wrote"
     elif bool(nan[heads].all()):
         where = f"NaN in {int(heads.sum())} whole heads, as of an output or a sink that nothing wrote"
     elif bool(nan[:, elements].all()):
@@ -126,23 +135,9 @@ def _truncates(truth: Truth, answer: Answer) -> bool:
 
 
 def _lse_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str]:
-    sink = oracle.step.sink.to(torch.float64)
-    candidates = [
-        ("lse in base 2", truth.lse / math.log(2.0)),
-        ("lse with the sink counted in", torch.logaddexp(truth.lse, sink)),
-        ("lse negated", -truth.lse),
-        ("lse -inf instead of +inf for a row without keys", torch.where(truth.lse.isinf(), -torch.inf, truth.lse)),
-    ]
-    if not _lse_is_off(truth, answer):
+    if not is_off(truth, answer):
         return []
-    return [
-        name for name, lse in candidates if bool((absolute_error(answer.lse, lse) <= 2 * truth.lse_budget + 1e-6).all())
-    ]
-
-
-def _lse_is_off(truth: Truth, answer: Answer) -> bool:
-    """Whether some log-sum-exp is out of budget."""
-    return bool((absolute_error(answer.lse, truth.lse) > truth.lse_budget).any())
+    return [name for name, lse in other_forms(truth.lse, oracle.step.sink) if holds(truth, answer, lse)]
 
 
 def _misplaced(oracle: Oracle, observation: Observation, bad_rows: Sequence[int]) -> list[tuple[str, int]]:

@@ -16,6 +16,8 @@ from dsv4_matrix.execution import Setup, execute
 from dsv4_matrix.loading import load_backend
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/torch_backend.py"
+#: The lengths of a backend's first attention over each list of so many rows: of a graph, those of its capture.
+_FROZEN = "vars(self).setdefault('lengths', {}).setdefault((len(counts), len(q)), length.clone())"
 #: Dense and sparse prefill, several pages and another page size, compressed entries of both ratios, graphs, sinks.
 CASES = ["r0-eager-extend-within-window", "r0-eager-decode-several-pages", "r4-cg-decode-page-crossing",
          "r128-cg-decode-second-block", "r4-cg-decode-emissions"]  # fmt: skip
@@ -58,6 +60,14 @@ def test_it_passes(setup_with: Callable[..., Setup], case_id: str) -> None:
             "both lists one key short, the window's oldest token",
         ),
         (("float() - 127", "float() - 126"), "agrees   with: elements 0 to 447 of all keys twice as large"),
+        ((" * self.softmax_scale", ""), "agrees   with: no softmax scale"),
+        (("* self.softmax_scale", "* 576**-0.5"), "agrees   with: softmax scale 1/sqrt(576)"),
+        (("+ column[:7]]", "+ (column[:7] + 1) % 7]"), "agrees   with: each group of 64 under the scale of the next"),
+        (("view(torch.bfloat16)", "view(torch.float16)"), "of all keys read as fp16 instead of bf16"),
+        (
+            ("            index, column", f"            length = {_FROZEN}\n            index, column"),
+            "only the window's newest token and the list's first compressed entry seen, as under lengths kept",
+        ),
     ],
 )
 def test_a_mistake_in_it_is_told(setup_with: Callable[..., Setup], change: tuple[str, str], agrees: str) -> None:
