@@ -334,6 +334,6 @@ def test_refusals_are_not_assert_statements():
 
     import dsv4_triton
 
-    for path in Path(dsv4_triton.__file__).parent.glob("*.py"):
+    for path in Path(dsv4_triton.__file__).parent.rglob("*.py"):
         asserts = [node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
         assert not asserts, f"{path.name}: assert at lines {asserts}"
