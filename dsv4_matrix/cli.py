@@ -163,7 +163,8 @@ def _explain(args: argparse.Namespace) -> int:
             for name, table in installed_tables().items()
             for line in (f"kernels of {name}, as it declares them:", *(f"  {text}" for text in table_text(table)))
         ]
-        print(explain_text(_load(args), args.name, kernels))
+        given = () if args.matrix is None else ("--matrix", args.matrix)
+        print(explain_text(_load(args), args.name, kernels, given))
     except (UnknownNameError, KernelsError) as error:
         print(f"dsv4-matrix explain: {error}", file=sys.stderr)
         return BAD_INPUT

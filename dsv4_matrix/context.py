@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from dsv4_matrix.repeat import Repeat, as_words
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -32,7 +35,10 @@ def as_of_command(message: str) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """The plugin's options as given; None or False where they are not. Paths are absolute."""
+    """The plugin's options as given; None or False where they are not. Paths are absolute.
+
+    ``repeat`` are the words of a command that would decide a case as these do, paths as the user wrote them.
+    """
 
     matrix: Path | None
     backend: str | None
@@ -46,6 +52,7 @@ class Options:
     shard: str | None = None
     timeout: str | None = None
     seeds: str | None = None
+    repeat: tuple[str, ...] = ()
 
     @classmethod
     def of_command(
@@ -66,6 +73,7 @@ class Options:
         A command is about the matrix even without an option, so that one without cases is a mistake.
         """
         here = Path.cwd()
+        written = None if matrix is None else os.fspath(matrix)
         return cls(
             matrix=None if matrix is None else here / matrix,
             backend=backend,
@@ -78,6 +86,7 @@ class Options:
             shard=shard,
             timeout=timeout,
             seeds=seeds,
+            repeat=as_words({"--matrix": written, "--reference": reference}),
         )
 
 
@@ -104,8 +113,6 @@ class Context:
 
     @cached_property
     def machine(self) -> Machine:
-        import os
-
         from dsv4_matrix.machine import find_machine, foresee_machine
 
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # asked before find_machine sets it
@@ -196,7 +203,12 @@ class Context:
             reference = load_reference(options.reference, options.search)
         except LoadError as error:
             raise BadInputError(str(error)) from error
-        return Setup(self.matrix, machine, backend, reference)
+        return Setup(self.matrix, machine, backend, reference, self.repeat)
+
+    @property
+    def repeat(self) -> Repeat:
+        """The command that runs a case of this run again."""
+        return Repeat(self.options.repeat)
 
     @property
     def kernels(self) -> tuple[ServedCall, ...]:

@@ -15,7 +15,9 @@ import pytest
 from dsv4_matrix.casualty import casualty
 from dsv4_matrix.context import BadInputError, Context
 from dsv4_matrix.controller import cases_of_worker
+from dsv4_matrix.repeat import Repeat
 from dsv4_matrix.report.kernels import ServedCall
+from dsv4_matrix.report.result import Outcome
 from dsv4_matrix.shard.gpus import GpuListError, pin
 from dsv4_matrix.shard.notes import read_found, read_refusal
 from dsv4_matrix.shard.plan import divide_tests
@@ -72,9 +74,17 @@ class Distribution:
         case = next(case for case in self._context.cases if case.id == case_id)
         died = casualty(report.node, self._notes, self._context.timeout)
         told = f"{died.reason}\n{died.stack}".rstrip()
-        done = on_screen(case, self._context.backend_name, self._context.machine.model, died.outcome, told)
+        context, repeat = self._context, self._repeat(died.outcome)
+        done = on_screen(case, context.backend_name, context.machine.model, died.outcome, told, repeat)
         report.longrepr = done.message
         report.user_properties = [*to_properties(done.result), (MESSAGE, done.message)]
+
+    def _repeat(self, outcome: Outcome) -> Repeat:
+        """Which draw a dead worker was at is not known, so all are named; and only its limit makes it a timeout."""
+        options = self._context.options
+        seeds = options.seeds if self._context.seeds > 1 else None
+        timeout = options.timeout if outcome is Outcome.TIMEOUT else None
+        return self._context.repeat.also({"--seeds": seeds, "--timeout": timeout})
 
     def pytest_unconfigure(self) -> None:
         shutil.rmtree(self._notes, ignore_errors=True)

@@ -16,6 +16,7 @@ from dsv4_matrix.declaration.model import Case, Matrix
 from dsv4_matrix.loading import Backend
 from dsv4_matrix.machine import Machine
 from dsv4_matrix.protocol import Reference
+from dsv4_matrix.repeat import DRAW, PLAIN, Repeat
 from dsv4_matrix.report.result import Outcome, Result, format_margin, without_machine
 
 _OWN = Path(__file__).parent
@@ -23,12 +24,13 @@ _OWN = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Setup:
-    """What every case of a run shares."""
+    """What every case of a run shares; ``repeat`` is told, not used: the command that would run a case again."""
 
     matrix: Matrix
     machine: Machine
     backend: Backend
     reference: Reference
+    repeat: Repeat = PLAIN
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def draws(case: Case, count: int) -> Iterator[Case]:
     yield case
     if case.kind == "case":
         for number in range(1, count):
-            yield replace(case, id=f"{case.id}#{number}")  # no declared id has this character
+            yield replace(case, id=f"{case.id}{DRAW}{number}")
 
 
 def together(before: Execution, after: Execution) -> Execution:
@@ -91,7 +93,7 @@ def together(before: Execution, after: Execution) -> Execution:
     spent = {phase: before.spent.get(phase, 0.0) + after.spent.get(phase, 0.0) for phase in phases}
     if joined.outcome is Outcome.PASSED:
         return Execution(joined, "", spent)
-    number = int(drawn_id.rpartition("#")[2])
+    number = int(drawn_id.rpartition(DRAW)[2])
     told = after.message.replace(drawn_id, case_id)
     return Execution(joined, f"{told}\n  draw     {number}, which needs --seeds {number + 1}", spent)
 
@@ -130,6 +132,7 @@ def _case(case: Case, setup: Setup) -> Execution:
             setup.matrix.tolerances,
             backend_name=setup.backend.name,
             device=setup.machine.model,
+            repeat=setup.repeat,
         )
     counts: dict[str, Any] = {
         "margin": format_margin(verdict.margin),
@@ -169,20 +172,23 @@ def _result(
 
 def fault(case: Case, setup: Setup, outcome: Outcome, told: str, **counts: Any) -> Execution:
     """``told`` on one screen, see ``on_screen``."""
-    return on_screen(case, setup.backend.name, setup.machine.model, outcome, told, **counts)
+    return on_screen(case, setup.backend.name, setup.machine.model, outcome, told, setup.repeat, **counts)
 
 
-def on_screen(case: Case, backend: str, model: str, outcome: Outcome, told: str, **counts: Any) -> Execution:
+def on_screen(
+    case: Case, backend: str, model: str, outcome: Outcome, told: str, repeat: Repeat = PLAIN, **counts: Any
+) -> Execution:
     """``told`` in the form of the judge's messages; its first line is the reason in the report.
 
     Args:
         backend, model: names of what was run, and where; all that a process knows that runs no case itself.
+        repeat: the command that would run it again.
     """
     lines = [
         _headline(case, backend, model, outcome),
         *(f"  {line}" for line in told.splitlines()),
         f"  seed     {case.seed}",
-        f"  run      dsv4-matrix run --cells {case.id} --backend {backend}",
+        f"  run      {repeat.line(case.id, backend)}",
     ]
     reason = without_machine(told.strip().partition("\n")[0])
     return Execution(_result(case, outcome, reason, **counts), "\n".join(lines))

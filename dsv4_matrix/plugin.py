@@ -6,7 +6,9 @@ with the first use of the fixture. Results travel from xdist workers as user pro
 
 from __future__ import annotations
 
+import argparse
 import os
+import shlex
 from collections.abc import Generator
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +20,7 @@ from dsv4_matrix import waking
 from dsv4_matrix.context import BadInputError, Context, Options
 from dsv4_matrix.controller import Controller
 from dsv4_matrix.guard import Guard
+from dsv4_matrix.repeat import as_words, path_seen_from
 from dsv4_matrix.selection import FIXTURE
 from dsv4_matrix.shard.notes import NOTES, write_refusal
 
@@ -102,6 +105,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, ini, metavar, text in _OPTIONS:
         group.addoption(f"--{name}", dest=ini, metavar=metavar, default=None, help=text)
         parser.addini(ini, f"{text} (--{name})", default=None)
+    # Not for users: what ``dsv4-matrix run`` was given, where this process is given what that came to.
+    group.addoption("--matrix-repeat", dest="matrix_repeat", default=None, help=argparse.SUPPRESS)
     text = "fail at once, with the reason, where there is no usable GPU"
     group.addoption("--matrix-require-gpu", dest="matrix_require_gpu", action="store_true", default=False, help=text)
     parser.addini("matrix_require_gpu", f"{text} (--matrix-require-gpu)", type="bool", default=False)
@@ -153,6 +158,14 @@ def _options(config: pytest.Config) -> Options:
             return here / str(value)
         return root / str(config.getini(name)) if config.getini(name) else None
 
+    def repeat() -> tuple[str, ...]:
+        if (told := config.getoption("matrix_repeat")) is not None:
+            return tuple(shlex.split(told))
+        matrix: str | None = config.getoption("matrix_file") or None
+        if matrix is None and config.getini("matrix_file"):
+            matrix = path_seen_from(here, root, str(config.getini("matrix_file")))
+        return as_words({"--matrix": matrix, "--reference": given("matrix_reference")})
+
     require_gpu = bool(config.getoption("matrix_require_gpu") or config.getini("matrix_require_gpu"))
     names = [ini for _, ini, _, _ in _OPTIONS]
     explicit = require_gpu or any(config.getoption(name) is not None for name in names)
@@ -165,6 +178,7 @@ def _options(config: pytest.Config) -> Options:
         shard=given("matrix_shard"),
         timeout=given("matrix_timeout"),
         seeds=given("matrix_seeds"),
+        repeat=repeat(),
         require_gpu=require_gpu,
         search=here,
         explicit=explicit,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -168,7 +169,8 @@ class _Session:
 def _arguments(options: Options, context: Context, workers: int) -> list[str]:
     arguments = [str(_SUITE), "-c", str(_SUITE / "pytest.ini"), "--rootdir", str(_SUITE)]
     arguments += ["-p", "no:terminal", "-p", "dsv4_matrix", "-p", "xdist"]
-    arguments += ["--matrix", context.matrix.path]
+    # The matrix as it was found, whoever looks for it; a message names it as the user did, or not at all.
+    arguments += ["--matrix", context.matrix.path, f"--matrix-repeat={shlex.join(options.repeat)}"]
     for name, value in (
         ("--matrix-backend", options.backend),
         ("--matrix-reference", options.reference),

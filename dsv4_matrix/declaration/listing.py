@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -69,16 +70,19 @@ def cells_text(matrix: Matrix) -> str:
     return "\n".join(lines)
 
 
-def explain_text(matrix: Matrix, name: str, kernels: Sequence[str] = ()) -> str:
+def explain_text(matrix: Matrix, name: str, kernels: Sequence[str] = (), given: Sequence[str] = ()) -> str:
     """All about the cell or the case called ``name``; ``kernels`` are lines on what serves the covered ones.
+
+    ``given`` are options, with their values, that the command which runs it needs beside ``--cells``.
 
     Raises:
         UnknownNameError: there is neither.
     """
     for case in matrix.cases():
         if case.id == name:
+            run_line = _run_line(case.id, given)
             promise = [_promise_line(case.cell)] if case.cell and case.variant else []
-            return "\n".join([*_case_lines(case), *promise, *(kernels if case.variant else ()), _run_line(case.id)])
+            return "\n".join([*_case_lines(case), *promise, *(kernels if case.variant else ()), run_line])
     try:
         cell = matrix.cell(name)
     except KeyError:
@@ -95,7 +99,7 @@ def explain_text(matrix: Matrix, name: str, kernels: Sequence[str] = ()) -> str:
         lines += ["", *_case_lines(case)]
     pattern = cases[0].id if len(cases) == 1 else _pattern(matrix, cell)
     told = ["", *kernels] if cell.variants and kernels else []
-    return "\n".join([*lines, *told, "", _run_line(pattern)])
+    return "\n".join([*lines, *told, "", _run_line(pattern, given)])
 
 
 def _promise_line(cell: Cell) -> str:
@@ -144,8 +148,8 @@ def _pattern(matrix: Matrix, cell: Cell) -> str:
     return f"{prefix}*" if selected == own else ",".join(sorted(own))
 
 
-def _run_line(pattern: str) -> str:
-    return f"run it: dsv4-matrix run --cells '{pattern}'"
+def _run_line(pattern: str, given: Sequence[str]) -> str:
+    return " ".join([f"run it: dsv4-matrix run --cells '{pattern}'", *map(shlex.quote, given)])
 
 
 def _unknown(matrix: Matrix, name: str) -> str:

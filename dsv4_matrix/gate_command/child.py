@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--level", type=Level, default=Level.BATCH)
     parser.add_argument("--require-gpu", action="store_true")
+    parser.add_argument("--repeat", default="", help="options that a message names, as the user gave them")
     args = parser.parse_args(argv)
     plan = RunPlan.observed(os.environ)
     if plan is None:
@@ -55,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         router = None if args.router is None else load_router(args.router)
+        options = replace(options, repeat=tuple(shlex.split(args.repeat)))
         return _run(Context(options), plan, args.every, args.level, router)
     except (BadInputError, NotAdmittedError, RoutingError) as error:
         print(f"dsv4-matrix gate, run {plan.name}: {as_of_command(str(error))}", file=sys.stderr)

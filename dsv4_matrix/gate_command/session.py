@@ -6,6 +6,7 @@ This process imports no torch; ``child`` is what each of the two runs.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -72,6 +73,11 @@ def gate(
     for name, value in (("--backend", backend), ("--reference", reference), ("--cells", cells), ("--router", router)):
         child += [] if value is None else [name, value]
     child += ["--require-gpu"] if require_gpu else []
+    # Runs are given the matrix that was found; their messages name what the user did.
+    again = context.repeat.also(
+        {"--level": asked.value if asked is not Level.BATCH else None, "--devices": devices or None}
+    )
+    child.append(f"--repeat={shlex.join(again.options)}")
     return run_gate(
         lambda plan, report: [*child, "--report", str(report)],
         level=asked,

@@ -15,6 +15,7 @@ from dsv4_matrix.judge.sensitivity import effects, perturbation_names
 from dsv4_matrix.judge.sight import Kind, sight_of
 from dsv4_matrix.judge.truth import Oracle
 from dsv4_matrix.judge.verdict import Verdict
+from dsv4_matrix.repeat import PLAIN, Repeat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +44,7 @@ def judge(
     *,
     backend_name: str,
     device: str,
+    repeat: Repeat = PLAIN,
 ) -> Verdict:
     """The verdict on one case.
 
@@ -59,6 +61,7 @@ def judge(
         tolerances: of the declaration.
         backend_name: as given to ``--backend``; for the message.
         device: for the message, e.g. ``cpu`` or ``cuda``.
+        repeat: for the message, which ends in the command that runs the case again.
 
     Returns:
         ``failed`` before ``insensitive`` before ``passed``. A backend's mistakes never raise.
@@ -74,7 +77,7 @@ def judge(
                 f"judge: {case.id}, leg {observation.leg!r} names step {observation.step}, "
                 f"the scenario has {len(scenario.steps)}"
             )
-    place = Place(scenario, backend_name, device)
+    place = Place(scenario, backend_name, device, repeat)
     for observation in observations:
         reason = misfit(observation, scenario.steps[observation.step])
         if reason:

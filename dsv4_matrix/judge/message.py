@@ -12,6 +12,7 @@ from dsv4_matrix.judge.compare import TIGHT, Answer, Check
 from dsv4_matrix.judge.distance import absolute_error, signed_mean
 from dsv4_matrix.judge.explain import explanations, name_rows
 from dsv4_matrix.judge.heads import name_heads
+from dsv4_matrix.repeat import PLAIN, Repeat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,13 +29,14 @@ class Place:
     scenario: Scenario
     backend_name: str
     device: str
+    repeat: Repeat = PLAIN
 
     def message(self, outcome: str, finding: str) -> str:
         """The screen around ``finding``, whose first line goes on in the headline."""
         lines = [
             f"{self.scenario.case_id}: {outcome} on {self.backend_name} ({self.device}), {finding}",
             _line("seed", str(self.scenario.seed)),
-            _line("run", f"dsv4-matrix run --cells {self.scenario.case_id} --backend {self.backend_name}"),
+            _line("run", self.repeat.line(self.scenario.case_id, self.backend_name)),
         ]
         return "\n".join(lines)
 

@@ -196,7 +196,7 @@ def test_explain_covered_cell(cli: Cli, small_matrix: Path) -> None:
         assert case.variant
         assert f"\n{case.id}\n" in ran.out
         assert f"seed {case.seed}, cost {case.variant.cost}, " in ran.out
-    assert ran.out.endswith("run it: dsv4-matrix run --cells 'r0-eager-*'\n")
+    assert ran.out.endswith(f"run it: dsv4-matrix run --cells 'r0-eager-*' --matrix {shlex.quote(str(small_matrix))}\n")
 
 
 def test_explain_shows_the_kernels_of_what_is_covered(cli: Cli, small_matrix: Path) -> None:
@@ -225,7 +225,7 @@ def test_explain_refused_cell(cli: Cli, small_matrix: Path) -> None:
     assert "reason: Verify needs a selection for each row." in ran.out
     assert "probe: own-step (" in ran.out
     assert "must raise ValueError with a message that matches 'selection'" in ran.out
-    assert ran.out.endswith("run it: dsv4-matrix run --cells 'r4-verify-cg-refused'\n")
+    assert shlex.split(ran.out.splitlines()[-1])[-3:] == ["r4-verify-cg-refused", "--matrix", str(small_matrix)]
 
 
 @pytest.mark.parametrize("name", ["r0-verify-cg-chain", "refusal-page-size", "r4-eager-refused"])
@@ -233,7 +233,18 @@ def test_explain_takes_a_case_id(cli: Cli, small_matrix: Path, name: str) -> Non
     ran = cli("explain", name, "--matrix", str(small_matrix))
     assert ran.status == 0
     assert ran.out.startswith(f"{name}\n")
-    assert ran.out.endswith(f"run it: dsv4-matrix run --cells '{name}'\n")
+    assert shlex.split(ran.out.splitlines()[-1])[-3:] == [name, "--matrix", str(small_matrix)]
+
+
+def test_explain_names_a_matrix_as_it_was_given_and_none_that_was_found(
+    cli: Cli, small_matrix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "run it: dsv4-matrix run --cells 'refusal-page-size'"
+    assert cli("explain", "refusal-page-size").out.splitlines()[-1] == line
+    monkeypatch.chdir(small_matrix.parent)
+    small_matrix.rename("my own.yaml")
+    ran = cli("explain", "refusal-page-size", "--matrix", "./my own.yaml")
+    assert ran.out.splitlines()[-1] == f"{line} --matrix './my own.yaml'"
 
 
 @pytest.mark.parametrize(

@@ -105,3 +105,40 @@ def test_options_of_a_command_are_all_it_is_given(tmp_path: Path, monkeypatch: p
     told = {field.name: getattr(bare, field.name) for field in fields(bare)}
     # A command is about the matrix though nothing is said: a run of zero cases is a mistake.
     assert {name for name, value in told.items() if value} == {"search", "explicit", "named"}
+
+
+FAILS = """
+from dsv4_matrix.execution import fault
+execution.execute = lambda case, setup: fault(case, setup, Outcome.FAILED, "worst row 3")
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(
+    ("ini", "given", "told"),
+    [
+        ("", (), ""),
+        ("", ("--matrix", "./my own.yaml"), " --matrix './my own.yaml'"),
+        ("matrix_file = my own.yaml", (), " --matrix '../my own.yaml'"),
+        ("matrix_file = my own.yaml", ("--matrix=here.yaml",), " --matrix here.yaml"),
+        ("matrix_seeds = 3", ("--matrix-shard=1/1", "--matrix-timeout=90", "--matrix-report=out.jsonl"), ""),
+    ],
+)
+def test_what_decides_a_case_is_in_the_command_that_repeats_it(
+    project: pytest.Pytester, workers: str, ini: str, given: tuple[str, ...], told: str
+) -> None:
+    """Wherever it was given; a path in the ini file is from there, and the command from where pytest was started."""
+    with (project.path / "stub.py").open("a") as stub:
+        stub.write(FAILS)
+    with (project.path / "tox.ini").open("a") as file:
+        file.write(f"\n{ini}\n")
+    below = project.mkdir("below")
+    command = [sys.executable, "-m", "pytest", "-n", workers, "--matrix-cells=r0-eager-good-a", *given, ".."]
+    done = subprocess.run(command, cwd=below, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stdout + done.stderr
+    line = "dsv4-matrix run --cells r0-eager-good-a --backend stub:Backend"
+    assert f"\n  run      {line}{told} --reference stub:reference\n" in done.stdout
+
+
+def test_what_the_command_hands_on_is_not_an_option_for_users(project: pytest.Pytester) -> None:
+    assert "--matrix-repeat" not in project.runpytest_subprocess("--help").stdout.str()

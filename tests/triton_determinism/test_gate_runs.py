@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -159,6 +160,38 @@ def test_the_command_finds_what_differs_between_processes(tmp_path, wrong):
     status, said, verdict = gate(tmp_path, "--backend", f"wrong_bits:{wrong}", *more)
     assert status == 1, said
     assert {mismatch["case"] for mismatch in verdict["mismatched"]} == {DECODE}
+
+
+WRONG = """
+from dsv4_triton import DSV4TritonBackend
+
+
+class Wrong(DSV4TritonBackend):
+    DETERMINISM = DSV4TritonBackend.DETERMINISM
+
+    def attend(self, *arguments):
+        out, lse = super().attend(*arguments)
+        return out + 1, lse
+"""
+
+
+def test_the_line_under_a_failure_is_the_gate_as_it_was_asked(tmp_path):
+    """With the level and the user's own path; what follows from defaults is not said, and the line fails alike."""
+    (tmp_path / "my own.yaml").write_bytes(Path(MATRIX.path).read_bytes())
+    (tmp_path / "mine.py").write_text(WRONG)
+    told = f"dsv4-matrix gate --cells {DECODE} --backend mine:Wrong --matrix 'my own.yaml'"
+
+    def lines(*arguments):
+        command = [sys.executable, "-m", "dsv4_matrix.cli", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
+        assert done.returncode == 1, done.stdout + done.stderr
+        return [line.removeprefix("  run      ") for line in done.stderr.splitlines() if line.startswith("  run ")]
+
+    given = ("--cells", DECODE, "--backend", "mine:Wrong", "--matrix", "my own.yaml", "-n", "1", "--minimum", "1")
+    assert lines("gate", *given) == [told] * 2  # run A and run B
+    line, again = lines("gate", *given, "--level", "L1")
+    assert line == again == f"{told} --level L1"
+    assert lines(*shlex.split(line)[1:]) == [line] * 2
 
 
 def test_a_serial_path_is_admitted_where_needles_are_alone():
