@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv4_matrix import __version__
-from dsv4_matrix.commands import BAD_INPUT, GOOD, SHORT, Command, bench, gate, reports
+from dsv4_matrix.commands import BAD_INPUT, GOOD, SHORT, Command, bench, explain, gate, reports
 
 if TYPE_CHECKING:
     from dsv4_matrix.declaration.model import Matrix
@@ -92,8 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     add("check", _check, "validate the declaration and count what it declares")
     made = add("list", _list, "list cells and case ids")
     made.add_argument("--json", action="store_true", help="for programs: cells with their variants")
-    made = add("explain", _explain, "tell everything about one cell or case")
-    made.add_argument("name", metavar="CELL", help="a cell such as r4/verify-cg, or a case id")
+    explain.add_commands(add)
     made = add("table", _table, "compare the README with the declaration and the evidence, or bring it up to date")
     what = made.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", action="store_true", help="print a diff and exit 1 if the README is behind")
@@ -150,24 +149,6 @@ def _list(args: argparse.Namespace) -> int:
         print(json.dumps(cells_json(matrix), indent=2))
     else:
         print(cells_text(matrix))
-    return GOOD
-
-
-def _explain(args: argparse.Namespace) -> int:
-    from dsv4_matrix.declaration.listing import UnknownNameError, explain_text
-    from dsv4_matrix.report.kernels import KernelsError, installed_tables, table_text
-
-    try:
-        kernels = [
-            line
-            for name, table in installed_tables().items()
-            for line in (f"kernels of {name}, as it declares them:", *(f"  {text}" for text in table_text(table)))
-        ]
-        given = () if args.matrix is None else ("--matrix", args.matrix)
-        print(explain_text(_load(args), args.name, kernels, given))
-    except (UnknownNameError, KernelsError) as error:
-        print(f"dsv4-matrix explain: {error}", file=sys.stderr)
-        return BAD_INPUT
     return GOOD
 
 

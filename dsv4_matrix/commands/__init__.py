@@ -1,4 +1,4 @@
-"""Commands of ``dsv4-matrix`` with their options, by subject; ``cli`` has those that read the declaration, and ``run``.
+"""Commands of ``dsv4-matrix`` with their options, by subject; ``cli`` has ``run`` and what only reads the declaration.
 
 Importing these loads no torch: what a command needs comes when it runs.
 """
