@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+from dsv4_matrix.import_fault import ENDINGS, module_of_path, place, said
 from dsv4_matrix.protocol import AttentionBackend, BackendFactory, MultiStepDraftBackend, Reference, RunnerConfig
 from dsv4_matrix.report.fingerprint import ROOTS
 
@@ -22,6 +23,9 @@ REFERENCES = ROOTS["references"]
 KERNELS = "dsv4_matrix.kernels"
 #: folders of a checkout whose packages are imported by their own names, as pyproject.toml maps them
 IMPORT_ROOTS = tuple(ROOTS)
+
+
+Made = TypeVar("Made")
 
 
 class LoadError(Exception):
@@ -56,14 +60,24 @@ class CheckedFactory:
         return self._factory
 
     def __call__(self, runner: RunnerConfig) -> AttentionBackend:
-        backend = self._factory(runner)
+        backend = self._made("its construction", lambda: self._factory(runner))
         self._check_type("the backend it makes", backend, AttentionBackend)
         return backend
 
     def multi_step(self, runner: RunnerConfig, *, num_steps: int, compress_ratio: int = 0) -> MultiStepDraftBackend:
-        backend = self._factory.multi_step(runner, num_steps=num_steps, compress_ratio=compress_ratio)
+        backend = self._made(
+            "its multi_step",
+            lambda: self._factory.multi_step(runner, num_steps=num_steps, compress_ratio=compress_ratio),
+        )
         self._check_type("what its multi_step makes", backend, MultiStepDraftBackend)
         return backend
+
+    def _made(self, what: str, make: Callable[[], Made]) -> Made:
+        """What ``make`` returns. A SystemExit becomes an error like others: it must end this backend, not the run."""
+        try:
+            return make()
+        except SystemExit as stop:
+            raise LoadError(f"{self._name}: {what} does not return: {said(stop, Path.cwd())}") from stop
 
     def _check_type(self, what: str, made: object, protocol: type) -> None:
         if (type(made), protocol) not in self._sound:
@@ -149,31 +163,46 @@ def _find(group: str, role: str, option: str, selection: str | None, search: Pat
         return selection, _from_module(role, selection, search or Path.cwd(), here)
     try:
         return selection, point.load()
-    except Exception as error:
-        raise LoadError(f"{role} {selection!r} ({point.value}) does not import: {_said(error)}") from error
+    except ENDINGS as error:
+        told = said(error, search or Path.cwd())
+        raise LoadError(f"{role} {selection!r} ({point.value}) does not import: {told}") from error
 
 
 def _from_module(role: str, selection: str, search: Path, here: str) -> Any:
     module_name, _, attribute = selection.partition(":")
     if not module_name or not attribute:
         raise LoadError(f"{role} {selection!r} is not of the form module:attr; {here}")
+    if dotted := module_of_path(module_name, search, IMPORT_ROOTS):
+        raise LoadError(
+            f"{role} {selection!r}: {module_name} is a path, and code is given by the dotted name of its module: write "
+            f"{dotted}:{attribute}, from the folder that has {dotted.partition('.')[0]} in it or with it in PYTHONPATH"
+        )
     if str(search) not in sys.path:
         sys.path.insert(0, str(search))
     # last, so that they shadow nothing: a checkout of this project that is not installed
     sys.path += [str(search / root) for root in IMPORT_ROOTS if str(search / root) not in sys.path]
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:
-        roots = ", ".join(f"{root}/" for root in IMPORT_ROOTS)
-        # where was looked is of interest only if something was not found
-        where = f" (from {search}, {roots} in it and sys.path)" if isinstance(error, ImportError) else ""
-        raise LoadError(f"{role} {selection!r}: module {module_name} does not import{where}: {_said(error)}") from error
+    except ENDINGS as error:
+        raise LoadError(f"{role} {selection!r}: {_unimported(module_name, error, search)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             public = [name for name in vars(found) if not name.startswith("_")]
             raise LoadError(f"{role} {selection!r}: {module_name} has no {attribute}; it has {', '.join(public)}")
         found = getattr(found, part)
     return found
+
+
+def _unimported(module: str, error: BaseException, search: Path) -> str:
+    """Why ``module`` does not import: it was not found, or what it raised and where."""
+    told = said(error, search)
+    if not isinstance(error, ImportError):
+        return f"module {module} does not import: {told}"
+    if place(error, search):  # some of it ran, so that it is something else that is missing
+        missing = f"; {module} itself was found, but not what it imports there: install that in this environment"
+        return f"module {module} does not import: {told}{missing}"
+    roots = ", ".join(f"{root}/" for root in IMPORT_ROOTS)
+    return f"module {module} does not import (from {search}, {roots} in it and sys.path): {told}"
 
 
 def _check(name: str, what: str, found: Any, protocol: type | None, also: Sequence[str] = ()) -> None:
@@ -235,7 +264,3 @@ def _kind(found: Any) -> str:
     if inspect.isroutine(found):
         return f"function {found.__module__}.{found.__qualname__}"
     return f"{type(found).__module__}.{type(found).__qualname__} object"
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

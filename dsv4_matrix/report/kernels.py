@@ -67,7 +67,7 @@ def kernel_paths(factory: Any, device: str) -> tuple[ServedCall, ...]:
         return ()
     try:
         found = ask(device)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise KernelsError(f"{METHOD}({device!r}) raised {type(error).__name__}: {error}") from error
     if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
         raise KernelsError(f"{METHOD}({device!r}) must return a list of mappings, got {type(found).__name__}")

@@ -30,6 +30,11 @@ class Broken(Base):
     @staticmethod
     def kernel_paths(device):
         return "mine"
+
+class Leaving(Base):
+    @staticmethod
+    def kernel_paths(device):
+        raise SystemExit("bye")
 """
 
 
@@ -37,6 +42,7 @@ class Broken(Base):
 def explain(cli: Callable[..., Any], small_matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explain:
     """``explain(cell, backend)`` in a folder that has a module of backends, beside the small matrix."""
     (tmp_path / "explained.py").write_text(TELLING, encoding="utf-8")
+    (tmp_path / "leaving.py").write_text("raise SystemExit('bye')\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(Path(stub_base.__file__).parent)])
     monkeypatch.delitem(sys.modules, "explained", raising=False)
@@ -94,6 +100,8 @@ def test_the_command_that_runs_it_has_the_backend(explain: Explain, name: str) -
         ("not_there:Backend", "backend 'not_there:Backend': module not_there does not import"),
         ("explained:__name__", "backend explained:__name__ is builtins.str object, which cannot be called"),
         ("explained:Broken", "backend explained:Broken: kernel_paths("),
+        ("explained:Leaving", "backend explained:Leaving: kernel_paths("),
+        ("leaving:Backend", "backend 'leaving:Backend': module leaving does not import: it ended in SystemExit('bye')"),
     ],
 )
 def test_one_that_cannot_be_used_is_bad_input_as_in_a_run(explain: Explain, backend: str, told: str) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from dsv4_matrix import loading
-from dsv4_matrix.loading import LoadError, load_backend, load_reference
+from dsv4_matrix.loading import LoadError, load_backend, load_kernel, load_reference
 from dsv4_matrix.protocol import AttentionBackend
 
 METHODS = [name for name in vars(AttentionBackend) if not name.startswith("_")]
@@ -98,6 +98,93 @@ def test_a_wrong_selection_never_falls_back(folder: Path, selection: str, told: 
     (folder / "broken.py").write_text("1 / 0\n")
     with pytest.raises(LoadError, match=told):
         load_backend(selection, folder)
+
+
+#: Modules that do not import, and what is said of each after ``does not import``.
+UNIMPORTABLE = {
+    "raise SystemExit('bye')\n": r": it ended in SystemExit\('bye'\) \(mine\.py:1\)$",
+    "import sys\nsys.exit(0)\n": r": it ended in SystemExit\(0\) \(mine\.py:2\)$",
+    "def check():\n    raise RuntimeError('no')\n\ncheck()\n": r": RuntimeError: no \(mine\.py:2\)$",
+    "import helper.deep\n": r": RuntimeError: deep \(helper/deep\.py:2\)$",
+    "import json\n\njson.loads('')\n": r": JSONDecodeError: .* \(mine\.py:3\)$",
+    "import no_such_lib\n": r": ModuleNotFoundError: No module named 'no_such_lib' \(mine\.py:1\); mine itself "
+    "was found, but not what it imports there: install that in this environment$",
+    "from json import nothing\n": r": ImportError: .* \(mine\.py:1\); mine itself was found",
+    "def (:\n": r": SyntaxError: .*\(mine\.py, line 1\)$",
+}
+
+
+@pytest.mark.parametrize("source", UNIMPORTABLE)
+@pytest.mark.parametrize(
+    ("load", "role"), [(load_backend, "backend"), (load_reference, "reference"), (load_kernel, "kernel")]
+)
+def test_a_module_that_does_not_import_is_named_with_the_place(
+    folder: Path, load: Callable[..., object], role: str, source: str
+) -> None:
+    (folder / "mine.py").write_text(source)
+    (folder / "helper").mkdir()
+    (folder / "helper/deep.py").write_text("\nraise RuntimeError('deep')\n")
+    with pytest.raises(LoadError, match=f"^{role} 'mine:Mine': module mine does not import{UNIMPORTABLE[source]}"):
+        load("mine:Mine", folder)
+
+
+def test_what_is_installed_in_the_folder_is_not_the_users_own(folder: Path) -> None:
+    """A virtual environment often lies there: the place is where the user's code called, not deep in another's."""
+    installed = folder / "venv/lib/site-packages"
+    installed.mkdir(parents=True)
+    (installed / "theirs.py").write_text("def check():\n    raise RuntimeError('no')\n")
+    (folder / "mine").mkdir()
+    (folder / "mine/code.py").write_text("import theirs\n\ntheirs.check()\n")
+    sys.path.insert(0, str(installed))
+    with pytest.raises(LoadError, match=r"RuntimeError: no \(mine/code\.py:3\)$"):
+        load_backend("mine.code:Mine", folder)
+
+
+def test_an_interrupt_of_an_import_stays_one(folder: Path) -> None:
+    (folder / "mine.py").write_text("raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        load_backend("mine:Mine", folder)
+
+
+def test_an_entry_point_that_exits_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "mine.py").write_text("raise SystemExit('bye')\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(loading, "entry_points", lambda group: [EntryPoint("one", "mine:Backend", group)])
+    told = r"^backend 'one' \(mine:Backend\) does not import: it ended in SystemExit\('bye'\) \(mine\.py:1\)$"
+    with pytest.raises(LoadError, match=told):
+        load_backend("one", folder)
+
+
+def test_a_constructor_that_exits_is_an_error(folder: Path) -> None:
+    source = backend_source().replace("def __init__(self, runner): ...", "def __init__(self, runner): exit('bye')")
+    (folder / "mine.py").write_text(source.replace("return object()", "raise SystemExit(4)"))
+    backend = load_backend("mine:Mine", folder)
+    with pytest.raises(LoadError, match=r"^mine:Mine: its construction does not return: it ended in SystemExit\('bye'"):
+        backend.factory(None)  # type: ignore[arg-type]
+    with pytest.raises(LoadError, match=r"^mine:Mine: its multi_step does not return: it ended in SystemExit\(4\)"):
+        backend.factory.multi_step(None, num_steps=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("written", "dotted"),
+    [
+        ("mine.py", "mine"),
+        ("./mine", "mine"),
+        ("./mine.py", "mine"),
+        ("pkg/mine.py", "pkg.mine"),
+        ("pkg/__init__.py", "pkg"),
+        ("backends/pkg/mine.py", "pkg.mine"),
+        ("../other/mine.py", "mine"),
+        ("/elsewhere/mine.py", "mine"),
+    ],
+)
+def test_a_path_instead_of_a_module_is_told_the_name_to_write(folder: Path, written: str, dotted: str) -> None:
+    (folder / "mine.py").write_text("raise AssertionError('a path is not imported, not even its first part')\n")
+    told = f"^backend '{written}:Mine': {written} is a path, .* write {dotted}:Mine, from the folder"
+    with pytest.raises(LoadError, match=told):
+        load_backend(f"{written}:Mine", folder)
+    with pytest.raises(LoadError, match=r"write pkg\.mine:Mine, from the folder that has pkg in it"):
+        load_backend(f"{folder}/pkg/mine.py:Mine", folder)
 
 
 def test_several_installed_backends_need_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,3 +196,13 @@ def test_a_backend_that_does_not_import_is_bad_input_wherever_it_is_found(run: R
     told = "dsv4-matrix run: backend 'absent_module:Backend': module absent_module does not import"
     assert [line[: len(told)] for line in done.stderr.splitlines()] == [told]
     assert "selected cases passed" not in done.stdout
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("role", ["backend", "reference"])
+def test_code_that_exits_at_import_is_one_line_of_bad_input(run: Run, tmp_path: Path, role: str, workers: str) -> None:
+    (tmp_path / "empty/leaves.py").write_text("import sys\n\nsys.exit('bye')\n")
+    done = run(**{role: "leaves:Backend"}, workers=workers)
+    told = f"{role} 'leaves:Backend': module leaves does not import: it ended in SystemExit('bye') (leaves.py:3)"
+    assert (done.returncode, done.stderr) == (2, f"dsv4-matrix run: {told}\n")
+    assert "INTERNALERROR" not in done.stdout
