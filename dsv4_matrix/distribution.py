@@ -80,11 +80,15 @@ class Distribution:
         report.user_properties = [*to_properties(done.result), (MESSAGE, done.message)]
 
     def _repeat(self, outcome: Outcome) -> Repeat:
-        """Which draw a dead worker was at is not known, so all are named; and only its limit makes it a timeout."""
+        """Which draw a dead worker was at is not known, so all are named; and only its limit makes it a timeout.
+
+        A limit brings a worker along; without one, a single case would run in the process of the command and end it.
+        """
         options = self._context.options
         seeds = options.seeds if self._context.seeds > 1 else None
         timeout = options.timeout if outcome is Outcome.TIMEOUT else None
-        return self._context.repeat.also({"--seeds": seeds, "--timeout": timeout})
+        workers = None if outcome is Outcome.TIMEOUT else "1"
+        return self._context.repeat.also({"--seeds": seeds, "--timeout": timeout, "-n": workers})
 
     def pytest_unconfigure(self) -> None:
         shutil.rmtree(self._notes, ignore_errors=True)

@@ -43,7 +43,7 @@ class Execution:
 
 
 def execute(case: Case, setup: Setup) -> Execution:
-    """Run ``case``. Whatever the backend raises is an outcome, not an exception of this function."""
+    """Run ``case``. Whatever the backend raises is an outcome, not an exception of this function: a SystemExit too."""
     from dsv4_matrix.modes.errors import BackendError
 
     try:
@@ -51,6 +51,9 @@ def execute(case: Case, setup: Setup) -> Execution:
             return _probe(case, setup) if case.kind != "case" else _case(case, setup)
     except BackendError as error:
         return fault(case, setup, Outcome.ERROR, str(error))
+    except SystemExit as error:
+        outside = error.with_traceback(_outside(error.__traceback__))
+        return fault(case, setup, Outcome.ERROR, str(BackendError("the case", outside)))
     except Exception as error:
         frames = "\n".join(_frames(error.__traceback__))
         return fault(case, setup, Outcome.ERROR, f"{type(error).__name__}: {error}\n{frames}")
@@ -196,6 +199,13 @@ def on_screen(
 
 def _headline(case: Case, backend: str, model: str, outcome: Outcome) -> str:
     return f"{case.id}: {outcome} on {backend} ({model})"
+
+
+def _outside(trace: TracebackType | None) -> TracebackType | None:
+    """``trace`` from the first frame that is not of this package."""
+    while trace is not None and _OWN in Path(trace.tb_frame.f_code.co_filename).parents:
+        trace = trace.tb_next
+    return trace
 
 
 def _frames(trace: TracebackType | None, most: int = 6) -> list[str]:

@@ -2,7 +2,8 @@
 
 It names what decides the case's inputs, its answers or its judge: matrix, reference and draw, for the gate its level
 and devices too. Options that divide, bound, record or refuse a run (``-n``, ``--shard``, ``--timeout``, ``--report``,
-``--require-gpu`` and their like) decide none of these, and are left out unless the failure is theirs.
+``--require-gpu`` and their like) decide none of these, and are left out unless the failure is theirs: the limit that
+ended the case, or the one worker (``-n 1``) without which a death would be the end of the command and not an outcome.
 """
 
 from __future__ import annotations

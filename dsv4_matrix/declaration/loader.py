@@ -37,7 +37,7 @@ def load_matrix(path: str | os.PathLike[str]) -> Matrix:
             size = max(len(data), os.fstat(stream.fileno()).st_size)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise _one(shown, f"no readable file ({reason})", "the path of a matrix.yaml") from None
+        raise _one(_given(file), f"no readable file ({reason})", "the path of a matrix.yaml") from None
     if len(data) > MAX_BYTES:
         raise _one(shown, f"a file of {size} bytes", f"at most {MAX_BYTES} bytes")
     return read_matrix(data, shown, str(file.resolve()))
@@ -59,6 +59,12 @@ def read_matrix(data: bytes, shown: str, path: str = "") -> Matrix:
 
 def _one(shown: str, found: str, allowed: str) -> DeclarationError:
     return DeclarationError((Mistake(Place(shown, 1, 1), found, allowed),))
+
+
+def _given(file: Path) -> str:
+    """As it was given, for a file that is none: resolved, a folder could be told as the ``.`` that nobody wrote."""
+    here = Path.cwd()
+    return str(file.relative_to(here) if here in file.parents else file)
 
 
 def _shown(file: Path) -> str:

@@ -16,8 +16,10 @@ from dsv4_matrix.repeat import PLAIN, Repeat, as_words, path_seen_from
 META = Path(__file__).parents[1] / "meta"
 CASE = "r0-eager-own-decode"
 OWN = SMALL.replace("name: decode", "name: own-decode").replace("name: extend", "name: own-extend")
-#: A backend that is wrong, one that is wrong from its third answer on, and a judge that is.
+#: A backend that is wrong, one that is wrong from its third answer on, one that ends its process, and a judge that is.
 CODE = """
+import os
+
 import dsv4_reference
 from toy_backend import ToyBackend
 
@@ -35,6 +37,11 @@ class WrongLater(ToyBackend):
         out, lse = super().forward(*arguments)
         WrongLater.answers += 1
         return out + (WrongLater.answers > 2), lse
+
+
+class Dies(ToyBackend):
+    def forward(self, *arguments):
+        os._exit(3)
 
 
 class Shifted:
@@ -137,8 +144,13 @@ OWN_MATRIX = "--matrix 'my own/matrix.yaml'"
             f"{OWN_MATRIX} --cells {CASE} --backend mine:WrongLater --seeds 9",
             f"--backend mine:WrongLater {OWN_MATRIX} --seeds 3",
         ),
+        (
+            CASE,
+            f"-n 2 {OWN_MATRIX} --cells 'r0-eager-*' --backend mine:Dies",
+            f"--backend mine:Dies {OWN_MATRIX} -n 1",
+        ),
     ],
-    ids=["defaults", "matrix", "reference", "options that decide nothing", "a later draw"],
+    ids=["defaults", "matrix", "reference", "options that decide nothing", "a later draw", "a death"],
 )
 def test_the_line_fails_as_the_run_did(folder: Path, case_id: str, given: str, told: str) -> None:
     status, output = shell(folder, f"dsv4-matrix run {given}")

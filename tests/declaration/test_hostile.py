@@ -77,6 +77,19 @@ def test_unreadable_file_is_a_mistake(tmp_path: Path, name: str) -> None:
         load_matrix(tmp_path / name)
 
 
+@pytest.mark.parametrize("given", ["../mine", "gone/../../mine", "gone.yaml"])
+def test_an_unreadable_file_is_named_as_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """Resolved, the folder that one stands in was told as ``.``. A run gives the path from the working directory."""
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    for path in (Path(given), Path.cwd() / given):
+        with pytest.raises(DeclarationError) as caught:
+            load_matrix(path)
+        assert str(caught.value).startswith(f"{given}:1:1: found no readable file (")
+
+
 def test_byte_order_mark_is_accepted(small: str) -> None:
     assert read_matrix(b"\xef\xbb\xbf" + small.encode(), "m.yaml").ratios == (0, 4)
 

@@ -66,15 +66,18 @@ def test_the_stack_of_a_hang_is_in_its_message(rig: Any) -> None:
 @pytest.mark.parametrize(
     ("fault", "given", "told"),
     [
-        ("exit", ("--matrix-timeout", "30"), ""),
-        ("exit", ("--matrix-seeds", "2"), " --seeds 2"),
+        ("exit", ("--matrix-timeout", "30"), " -n 1"),
+        ("exit", ("--matrix-seeds", "2"), " --seeds 2 -n 1"),
         ("hang", ("--matrix-timeout", "3", "--matrix-seeds", "1"), " --timeout 3"),
     ],
 )
 def test_the_command_that_repeats_a_death_names_what_decided_it(
     rig: Any, fault: str, given: tuple[str, ...], told: str
 ) -> None:
-    """Which draw killed the worker is not known, so all are named; without its limit, a hang would not end."""
+    """Which draw killed the worker is not known, so all are named; without its limit, a hang would not end.
+
+    Without a worker, the command would die where the case does.
+    """
     result = rig.run("-n1", *given, faults={VICTIM: fault})
     line = f"run      dsv4-matrix run --cells {VICTIM} --backend stub:Backend"
     result.stdout.re_match_lines([rf" +{line}( --reference stub:reference)?{told}$"])
