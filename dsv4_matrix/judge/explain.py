@@ -18,6 +18,7 @@ from dsv4_matrix.judge.sensitivity import without_sink
 from dsv4_matrix.judge.truth import EPS_BF16
 from dsv4_matrix.judge.wrong_bytes import misread_keys
 from dsv4_matrix.judge.wrong_keys import both_lists_short, edited, other_scales, short_lists
+from dsv4_matrix.judge.wrong_lengths import ignored_lengths
 from dsv4_matrix.judge.wrong_scores import captured_lengths, other_softmax_scales
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _output_hypotheses(oracle: Oracle, truth: Truth, answer: Answer, *, of_graph
         candidates += other_scales(oracle, truth)
         candidates += misread_keys(oracle, truth)
         candidates += other_softmax_scales(oracle, truth, answer)
+        candidates += ignored_lengths(oracle, truth, answer)
     names = [name for name, output in candidates if _fits(truth, answer.out, output)]
     if not names:
         # Two mistakes at once look like one of them where the other weighs little, so that one is told first.

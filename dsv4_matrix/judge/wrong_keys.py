@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 _SCALED = 448
 
 
+def columns(oracle: Oracle, truth: Truth) -> tuple[list[int], list[int]]:
+    """Columns of the row's index that hold a token, and those that hold an entry, in the list's order."""
+    present = (oracle.sight.index[truth.rows][0] >= 0).nonzero()[:, 0].tolist()
+    window = oracle.sight.window
+    return [at for at in present if at < window], [at for at in present if at >= window]
+
+
 def edited(oracle: Oracle, truth: Truth, edit: Edit) -> Tensor:
     """fp64 ``[t, H, 512]``: the output with the edit made; rows that it does not change are unchanged."""
     index, key = oracle.sight.index[truth.rows], edit.key[truth.rows, None]
@@ -33,7 +40,7 @@ def short_lists(oracle: Oracle, truth: Truth) -> list[tuple[str, Tensor]]:
     Nothing of a row without entries, which has one list. Edits of the sight drop the entries with the smallest and the
     largest number; the C4 list is in the indexer's order, so its last one is neither.
     """
-    tokens, entries = _columns(oracle, truth)
+    tokens, entries = columns(oracle, truth)
     found = []
     if entries:
         found.append(("no compressed entry seen", _without(oracle, truth, entries)))
@@ -50,7 +57,7 @@ def both_lists_short(oracle: Oracle, truth: Truth) -> list[tuple[str, Tensor]]:
 
     Two answers, since a window is listed from its oldest token on or from its newest; none of a row without entries.
     """
-    tokens, entries = _columns(oracle, truth)
+    tokens, entries = columns(oracle, truth)
     if not tokens or not entries:
         return []
     index = oracle.sight.index[truth.rows][0]
@@ -80,13 +87,6 @@ def other_scales(oracle: Oracle, truth: Truth) -> list[tuple[str, Tensor]]:
             )
         )
     return found
-
-
-def _columns(oracle: Oracle, truth: Truth) -> tuple[list[int], list[int]]:
-    """Columns of the row's index that hold a token, and those that hold an entry, in the list's order."""
-    present = (oracle.sight.index[truth.rows][0] >= 0).nonzero()[:, 0].tolist()
-    window = oracle.sight.window
-    return [at for at in present if at < window], [at for at in present if at >= window]
 
 
 def _without(oracle: Oracle, truth: Truth, columns: list[int]) -> Tensor:
