@@ -6,6 +6,7 @@ Runs on failures only, on a few failing rows, so it may wait for the device.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import torch
 from dsv4_matrix.judge.compare import Answer
 from dsv4_matrix.judge.distance import absolute_error
 from dsv4_matrix.judge.log_sums import holds, is_off, other_forms
+from dsv4_matrix.judge.nan_places import nan_places
 from dsv4_matrix.judge.sensitivity import without_sink
 from dsv4_matrix.judge.truth import EPS_BF16
 from dsv4_matrix.judge.wrong_bytes import misread_keys
@@ -56,7 +58,8 @@ def explanations(
         name = _stale(observation, others, row)
         if name:
             found.setdefault(name, []).append(row)
-    for name, row in _misplaced(oracle, observation, bad_rows[:_ROWS]):
+    of_all = (nan_places(oracle, observation, bad_rows[:_ROWS]), _misplaced(oracle, observation, bad_rows[:_ROWS]))
+    for name, row in itertools.chain(*of_all):
         found.setdefault(name, []).append(row)
     names = [f"{name} ({name_rows(rows)})" for name, rows in sorted(found.items(), key=lambda item: -len(item[1]))]
     named = {row for rows in found.values() for row in rows}
@@ -99,32 +102,9 @@ def _output_hypotheses(oracle: Oracle, truth: Truth, answer: Answer, *, of_graph
         # A short row that lacks one key also sees as many as some capture: what can be said of any answer goes before.
         captured = captured_lengths(oracle, truth, answer)
         names = [name for name, output in captured if _fits(truth, answer.out, output)]
-    if poison := _poison(truth, answer):
-        names.append(poison)
     if _truncates(truth, answer):
         names.append("rounded towards zero instead of to nearest")
     return names
-
-
-def _poison(truth: Truth, answer: Answer) -> str:
-    """Where one row is NaN and must not be, and whose poison that looks like; empty if it is not NaN.
-
-    Everything that nothing may read is NaN: unused slots, page tails, pad rows, and outputs before they are written.
-    """
-    nan, lse = answer.out[0].isnan() & truth.out[0].isfinite(), answer.lse[0].isnan() & truth.lse[0].isfinite()
-    heads, elements = nan.any(dim=1), nan.any(dim=0)
-    if not bool(nan.any()):
-        return "poison reached the lse: NaN, as of one that nothing wrote" if bool(lse.any()) else ""
-    if bool(nan.all()):
-        where = "NaN, as from a slot that holds no live key or a scale byte that nothing wrote"
-    elif bool(nan[heads].all()):
-        where = f"NaN in {int(heads.sum())} whole heads, as of an output or a sink that nothing wrote"
-    elif bool(nan[:, elements].all()):
-        at = elements.nonzero()[:, 0].tolist()
-        where = f"NaN in elements {at[0]} to {at[-1]} of every head, as from a part of a key that nothing wrote"
-    else:
-        where = "NaN in part, as of an output that nothing wrote"
-    return f"poison reached the output: {where}"
 
 
 def _truncates(truth: Truth, answer: Answer) -> bool:
@@ -139,15 +119,29 @@ def _truncates(truth: Truth, answer: Answer) -> bool:
 def _lse_hypotheses(oracle: Oracle, truth: Truth, answer: Answer) -> list[str]:
     if not is_off(truth, answer):
         return []
-    return [name for name, lse in other_forms(truth.lse, oracle.step.sink) if holds(truth, answer, lse)]
+    far = absolute_error(answer.lse, truth.lse).max()
+    return [
+        name
+        for name, lse in other_forms(truth.lse, oracle.step.sink)
+        if holds(truth, answer, lse) and bool(absolute_error(answer.lse, lse).max() < 0.5 * far)
+    ]
 
 
 def _misplaced(oracle: Oracle, observation: Observation, bad_rows: Sequence[int]) -> list[tuple[str, int]]:
-    """Rows that hold the answer of another row of the same step, one of its first chunks of rows."""
+    """Rows that hold the answer of another row of the same step, one of its first chunks of rows.
+
+    Not those whose own output it is, as of rows without keys, nor NaN, which has no owner.
+    """
     found = []
+    wrong = []
+    for row in bad_rows:
+        truth = oracle.truth(slice(row, row + 1))
+        error = absolute_error(Answer.of(observation, truth.rows).out, truth.out).amax(dim=-1)
+        if bool((error > truth.max_budget).any()) and not bool(observation.out[row].isnan().any()):
+            wrong.append(row)
     for rows in oracle.chunks()[:_CHUNKS]:
         others = oracle.truth(rows)
-        for row in bad_rows:
+        for row in wrong:
             answer = Answer.of(observation, slice(row, row + 1))
             distance = absolute_error(answer.out, others.out).amax(dim=-1)
             close = (distance <= 2 * others.max_budget).all(dim=1).nonzero()[:, 0] + rows.start

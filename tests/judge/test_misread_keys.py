@@ -11,7 +11,11 @@ from dsv4_matrix.judge.wrong_bytes import scale_exponents
 NEXT = "each group of 64 under the scale of the next group"
 PREVIOUS = "each group of 64 under the scale of the previous group"
 FP16 = "elements 448 to 511 of all keys read as fp16 instead of bf16"
-POISON = "poison reached the output: NaN, as from a slot that holds no live key or a scale byte that nothing wrote"
+E5M2 = "elements 0 to 447 of all keys read as e5m2 instead of e4m3"
+UNWRITTEN = (
+    "NaN in every row, as from a slot that holds no live key or a scale byte that nothing wrote, of e4m3 codes read as "
+    "e5m2 or of arithmetic that all share"
+)
 
 
 @pytest.fixture
@@ -77,14 +81,58 @@ def test_scales_of_a_neighbouring_group_are_named(kit, step, shift, named, edge)
 
 
 @pytest.mark.parametrize("shift", [1, -1])
-def test_scales_that_reach_the_byte_that_nothing_writes_are_poison(kit, step, shift):
+def test_scales_that_reach_the_byte_that_nothing_writes_are_told(kit, step, shift):
     told = agrees(kit, step, answer_over_page(step, shifted(shift, "reads on")))
-    assert told == f"  agrees   with: {POISON} (rows 0, 1, 2, 3)"
+    assert told == f"  agrees   with: {UNWRITTEN} (rows 0, 1, 2, 3)"
 
 
 def test_a_rope_part_read_as_fp16_is_named(kit, step):
     told = agrees(kit, step, answer_over_page(step, rope_as_fp16))
     assert told == f"  agrees   with: {FP16} (rows 0, 1, 2, 3)"
+
+
+def answer_as_e5m2(step, *, specials):
+    """A kernel's answer whose FP8 codes are read as e5m2: with its infinities and NaN, or as numbers throughout."""
+    sight = sight_of(step, dsv4_reference)
+    codes, exponents = dsv4_reference.quantise(sight.bank)
+    values = codes.view(torch.float8_e5m2).float()
+    if not specials:
+        bits = codes.view(torch.uint8)
+        beyond = (bits & 0x7C) == 0x7C
+        number = (1 + (bits & 3).float() / 4) * 2.0**16
+        values = torch.where(beyond, torch.where(bits >= 128, -number, number), values)
+    nope = values.double() * torch.exp2(exponents.double() - 127).repeat_interleave(64, dim=1)
+    keys = torch.cat([nope, sight.bank[:, 448:].double()], dim=1)
+    out, lse = dsv4_reference.attend(step.q, keys, sight.index, step.sink, step.softmax_scale)
+    return out.bfloat16(), lse.float()
+
+
+def test_codes_read_as_e5m2_are_named_where_all_are_numbers(kit, step):
+    told = agrees(kit, step, answer_as_e5m2(step, specials=False))
+    assert told == f"  agrees   with: {E5M2} (rows 0, 1, 2, 3)"
+
+
+def test_codes_read_as_e5m2_are_named_in_rows_whose_codes_are_below_384(kit):
+    """Elements up to 0.7 under a scale of 2^-9."""
+    step = kit.step("small-codes", 0, (3, 20), sink="per-head")
+    small = kit.replace(step, tokens=step.tokens.clamp(-0.7, 0.7))
+    told = agrees(kit, small, answer_as_e5m2(small, specials=True))
+    assert told == f"  agrees   with: {E5M2} (rows 0, 1)"
+
+
+def test_codes_read_as_e5m2_are_among_what_makes_all_nan(kit, step):
+    out, lse = answer_as_e5m2(step, specials=True)
+    assert bool(out.isnan().all())
+    assert agrees(kit, step, (out, lse)) == f"  agrees   with: {UNWRITTEN} (rows 0, 1, 2, 3)"
+
+
+def test_codes_below_384_read_as_e5m2_are_not_what_makes_all_nan(kit):
+    step = kit.step("small-codes", 0, (3, 20), sink="per-head")
+    small = kit.replace(step, tokens=step.tokens.clamp(-0.7, 0.7))
+    out, lse = kit.kernel(small)
+    told = agrees(kit, small, (out * torch.nan, lse * torch.nan))
+    assert told.startswith("  agrees   with: NaN in every row, as from a slot ")
+    assert "e5m2" not in told
 
 
 def scales_of_the_next_token(page, tokens):

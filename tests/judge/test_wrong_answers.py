@@ -60,38 +60,6 @@ def test_nan_is_located_and_counted(kit, step):
     assert "got      nan" in verdict.message
 
 
-def test_a_poisoned_slot_that_was_read_is_named(kit, step):
-    out, lse = kit.kernel(step)
-    out[1], lse[1] = math.nan, math.nan
-    named = "NaN, as from a slot that holds no live key or a scale byte that nothing wrote (row 1)"
-    assert f"poison reached the output: {named}" in failure(kit, step, (out, lse)).message
-
-
-@pytest.mark.parametrize(
-    ("heads", "elements", "named"),
-    [
-        (slice(3, 5), slice(None), "NaN in 2 whole heads, as of an output or a sink that nothing wrote"),
-        (
-            slice(None),
-            slice(448, 512),
-            "NaN in elements 448 to 511 of every head, as from a part of a key that nothing wrote",
-        ),
-        (slice(3, 5), slice(7, 9), "NaN in part, as of an output that nothing wrote"),
-    ],
-)
-def test_poison_that_reached_a_part_of_the_output_is_named(kit, step, heads, elements, named):
-    out, lse = kit.kernel(step)
-    out[2, heads, elements] = math.nan
-    message = failure(kit, step, (out, lse)).message
-    assert f"poison reached the output: {named} (row 2)" in message
-
-
-def test_poison_in_the_log_sum_exp_alone_is_named(kit, step):
-    out, lse = kit.kernel(step)
-    lse[1, 3] = math.nan
-    assert "poison reached the lse: NaN, as of one that nothing wrote (row 1)" in failure(kit, step, (out, lse)).message
-
-
 def test_an_infinity_is_no_poison(kit, step):
     out, lse = kit.kernel(step)
     out[1, 3, 5] = math.inf
@@ -339,6 +307,16 @@ def test_a_wrong_log_sum_exp_is_caught_on_its_own(kit, step, change, named):
     assert f"{named} (rows 0, 1, 2, 3)" in verdict.message
     assert "tensor   lse; worst at row" in verdict.message
     assert "max 0, mean 0, lse 64 of 64" in verdict.message
+
+
+def test_a_log_sum_exp_that_is_a_little_off_has_no_form(kit):
+    """Without a sink, and in a row with keys, it is the right one in two of the forms."""
+    step = kit.step("a-little-off", 0, (70,))
+    out, lse = kit.kernel(step)
+    bits = lse.view(torch.int32)
+    while kit.one(step, (out, lse)).outcome == "passed":
+        bits[0, 3] += 1
+    assert "agrees   with no known mistake" in failure(kit, step, (out, lse)).message
 
 
 def test_one_element_off_by_three_ulps(kit, step):
