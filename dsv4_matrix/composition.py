@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from dsv4_matrix.admission import ConcurrencyError, KernelPath, serialise
 from dsv4_matrix.declaration.model import Case, Variant
-from dsv4_matrix.execution import Execution, Setup, fault
+from dsv4_matrix.execution import Execution, Setup, fault, raised
+from dsv4_matrix.import_fault import ENDINGS
 from dsv4_matrix.overrides import Forced
 from dsv4_matrix.report.bits import CaseBits
 from dsv4_matrix.report.result import Outcome, Result, format_margin
@@ -40,7 +41,7 @@ class Composed:
 def execute_composed(
     case: Case, setup: Setup, plan: RunPlan, keep: RowStore | None = None, paths: Sequence[KernelPath] = ()
 ) -> Composed:
-    """Run the needle of ``case`` in the batches of ``plan``. Whatever the backend raises is an outcome.
+    """Run the needle of ``case`` in the batches of ``plan``. Whatever the backend raises is an outcome, SystemExit too.
 
     ``paths`` are the kernel paths that serve it: a batch of several requests for one that takes one at a time is an
     error of the run, whoever put it together.
@@ -56,6 +57,8 @@ def execute_composed(
         return _execute(case, setup, plan, keep, paths)
     except (BackendError, ConcurrencyError) as error:
         return _short(fault(case, setup, Outcome.ERROR, str(error)))
+    except ENDINGS as error:
+        return _short(raised(case, setup, error))
 
 
 def kinds_of(plan: RunPlan, variant: Variant) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from dsv4_matrix.declaration.model import Case, Matrix
+from dsv4_matrix.import_fault import ENDINGS
 from dsv4_matrix.loading import Backend
 from dsv4_matrix.machine import Machine
 from dsv4_matrix.protocol import Reference
@@ -51,12 +52,14 @@ def execute(case: Case, setup: Setup) -> Execution:
             return _probe(case, setup) if case.kind != "case" else _case(case, setup)
     except BackendError as error:
         return fault(case, setup, Outcome.ERROR, str(error))
-    except SystemExit as error:
-        outside = error.with_traceback(_outside(error.__traceback__))
-        return fault(case, setup, Outcome.ERROR, str(BackendError("the case", outside)))
-    except Exception as error:
-        frames = "\n".join(_frames(error.__traceback__))
-        return fault(case, setup, Outcome.ERROR, f"{type(error).__name__}: {error}\n{frames}")
+    except ENDINGS as error:
+        return raised(case, setup, error)
+
+
+def raised(case: Case, setup: Setup, error: BaseException) -> Execution:
+    """The error of a case that ended in ``error`` somewhere that has no place of its own."""
+    frames = "\n".join(_frames(error.__traceback__))
+    return fault(case, setup, Outcome.ERROR, f"{type(error).__name__}: {error}\n{frames}")
 
 
 @contextmanager
@@ -199,13 +202,6 @@ def on_screen(
 
 def _headline(case: Case, backend: str, model: str, outcome: Outcome) -> str:
     return f"{case.id}: {outcome} on {backend} ({model})"
-
-
-def _outside(trace: TracebackType | None) -> TracebackType | None:
-    """``trace`` from the first frame that is not of this package."""
-    while trace is not None and _OWN in Path(trace.tb_frame.f_code.co_filename).parents:
-        trace = trace.tb_next
-    return trace
 
 
 def _frames(trace: TracebackType | None, most: int = 6) -> list[str]:

@@ -7,6 +7,7 @@ import re
 
 from dsv4_matrix.declaration.model import Case, Matrix, Probe, State
 from dsv4_matrix.declaration.sites import OWN_STEP
+from dsv4_matrix.import_fault import ENDINGS
 from dsv4_matrix.modes.errors import BackendError
 from dsv4_matrix.modes.own_step import OwnStep, own_steps
 from dsv4_matrix.modes.rig import Rig
@@ -58,7 +59,7 @@ def _demand_refusal(
     try:
         arranged = site.arranged(rig)
         cache = CacheWatch(arranged.pools())
-    except Exception as error:
+    except ENDINGS as error:
         raise ProbeFailed(
             f"the backend raised before it was brought to {site.call}.\n"
             f"{BackendError('the preparation of the call', error)}\n{says}\n"
@@ -67,7 +68,7 @@ def _demand_refusal(
     for call in arranged.calls:
         try:
             call()
-        except Exception as error:
+        except ENDINGS as error:
             _check_refusal(probe, site, error, says)
             break
         cache = CacheWatch(arranged.pools())
@@ -81,7 +82,7 @@ def _demand_refusal(
     _demand_service(rig, site, says)
 
 
-def _check_refusal(probe: Probe, site: Site | OwnStep, error: Exception, says: str) -> None:
+def _check_refusal(probe: Probe, site: Site | OwnStep, error: BaseException, says: str) -> None:
     """ProbeFailed unless ``error`` is of the declared type, with a matching message."""
     found = f"{type(error).__name__}: {error}"
     if type(error) is not getattr(builtins, probe.raises):
@@ -101,7 +102,7 @@ def _check_refusal(probe: Probe, site: Site | OwnStep, error: Exception, says: s
 def _demand_service(rig: Rig, site: Site | OwnStep, says: str) -> None:
     try:
         wrong = rig.serve(rig.backend)
-    except Exception as error:
+    except ENDINGS as error:
         wrong = str(BackendError("a small eager decode", error))
     if wrong:
         raise ProbeFailed(

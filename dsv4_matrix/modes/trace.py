@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dsv4_matrix.cases.scenario import Observation
+from dsv4_matrix.import_fault import ENDINGS
 from dsv4_matrix.modes.errors import BackendError, HostSyncError
 from dsv4_matrix.modes.host_sync import no_host_sync
 from dsv4_matrix.modes.watch import same_bits
@@ -50,7 +51,7 @@ class Notebook:
 
     @contextmanager
     def backend_at_work(self, place: str, *, no_sync_on: str = "") -> Iterator[None]:
-        """The backend's own code runs inside: a host sync becomes a violation, any other exception a BackendError.
+        """The backend's own code runs inside: a host sync becomes a violation, any other of its endings a BackendError.
 
         With ``no_sync_on`` a device, host syncs are refused; without, only a captured step refuses them.
         """
@@ -67,7 +68,7 @@ class Notebook:
         except HostSyncError as error:
             self.violated(f"{place}: {error}")
             raise LegEnded from error
-        except Exception as error:
+        except ENDINGS as error:
             if (refused := _cuda_sync(error)) is not None:
                 self.violated(f"{place}: host sync: {refused}")
                 raise LegEnded from error
