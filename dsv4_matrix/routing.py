@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 from zlib import crc32
 
+from dsv4_matrix.import_fault import ENDINGS, said
 from dsv4_matrix.shard.plan import Unit, divide
 
 _ID = re.compile(r"[a-z0-9._=+-]{1,200}", re.ASCII)
@@ -114,7 +116,12 @@ def load_router(path: str) -> Router:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise RoutingError(f"router {path!r}: {error}; write module:attribute") from None
-    router = found() if isinstance(found, type) else found
+    except ENDINGS as error:
+        raise RoutingError(f"router {path!r}: module {module} does not import: {said(error, Path.cwd())}") from error
+    try:
+        router = found() if isinstance(found, type) else found
+    except ENDINGS as error:
+        raise RoutingError(f"router {path!r} cannot be made: {said(error, Path.cwd())}") from error
     if not isinstance(router, Router):
         raise RoutingError(f"router {path!r} has no assign(ids, places)")
     return router

@@ -31,7 +31,7 @@ from dsv4_matrix.gate.rows import RowStore, describe
 from dsv4_matrix.report import bits
 from dsv4_matrix.report.canonical import ReportError, write_in_one_step
 
-ALIGNED, NOT_ALIGNED = 0, 1
+ALIGNED, NOT_ALIGNED, BAD_INPUT = 0, 1, 2
 _POLL_SECONDS = 0.02
 
 #: (plan, report path) -> arguments of a Python interpreter that runs the matrix that way
@@ -71,7 +71,8 @@ def run_gate(
         record: called when the runs were compared, whatever the verdict.
 
     Returns:
-        0 if aligned, 1 for everything else, a verdict that cannot be recorded included. Nothing is run again.
+        0 if aligned, 2 if a run found its input to be bad, which is told in a line on stderr, 1 for everything else, a
+        verdict that cannot be recorded included. Nothing is run again.
     """
     out = out or sys.stdout
     environ = os.environ if environ is None else environ
@@ -79,12 +80,18 @@ def run_gate(
     place = Path(tempfile.mkdtemp(prefix="gate-", dir=folder))
     try:
         children = [_child(plan, command, place, profiles, environ) for plan in plans]
-        _run_side_by_side(children, out)
+        _run_side_by_side(children, place, out)
         runs = [read_run(_report_path(place, child.plan), child.run) for child in children]
         if os.path.samefile(*(_report_path(place, plan) for plan in plans)):
             raise GateError("both runs wrote the same file; give each its own report")
     except (GateError, ConflictError, EnvironmentValueError) as error:
         return _conclude(Verdict(aligned=False, refused=str(error)), (), place, out)
+    except _RunRefusedError as error:
+        shutil.rmtree(place)
+        # Two runs on one device are refused alike, and which of them said so first is nobody's concern.
+        which = f", run {error.run}" if plans[0].device != plans[1].device else ""
+        print(f"dsv4-matrix gate{which}: {error}", file=sys.stderr)
+        return BAD_INPUT
     a, b = runs
     kept_a, kept_b = (row_store(_report_path(place, plan)) for plan in plans)
     detail = partial(describe, kept_a, kept_b)
@@ -108,6 +115,11 @@ def write_attestations(report: Path, attestations: Sequence[Attestation], enviro
     write_in_one_step(("\n".join(lines) + "\n").encode("ascii"), _attestation_path(report))
 
 
+def write_refusal(report: Path, told: str) -> None:
+    """Why a run with this report ends in ``BAD_INPUT``: a line that the gate tells once, whichever run said it."""
+    write_in_one_step(f"{told}\n".encode(), _refusal_path(report))
+
+
 def read_run(report: Path, expected: str) -> Run:
     """The run that wrote ``report``.
 
@@ -127,6 +139,14 @@ def read_run(report: Path, expected: str) -> Run:
     if name != expected:
         raise GateError(f"{report}: is of run {name!r}, expected {expected!r}; results of another run were reused")
     return Run(name, read, attestations)
+
+
+class _RunRefusedError(Exception):
+    """Bad input that only a run could find; ``run`` is its plan's name, the message what it said."""
+
+    def __init__(self, run: str, told: str) -> None:
+        super().__init__(told)
+        self.run = run
 
 
 @dataclass(frozen=True)
@@ -152,10 +172,10 @@ def _child(
     return _Child(plan, run, prepared)
 
 
-def _run_side_by_side(children: Sequence[_Child], out: TextIO) -> None:
+def _run_side_by_side(children: Sequence[_Child], place: Path, out: TextIO) -> None:
     """All runs at once: what else a machine does is one more thing that must not matter, and starting takes a while.
 
-    GateError, and the end of the others, as soon as one fails.
+    GateError or _RunRefusedError, and the end of the others, as soon as one fails.
     """
     for child in children:
         plan = child.plan
@@ -171,6 +191,9 @@ def _run_side_by_side(children: Sequence[_Child], out: TextIO) -> None:
                 if status is None:
                     continue
                 del running[name]
+                refusal = _refusal_path(place / f"{name}.jsonl")
+                if status == BAD_INPUT and refusal.is_file():
+                    raise _RunRefusedError(name, refusal.read_text("utf-8").strip())
                 if status != 0:
                     raise GateError(f"run {name} ended with status {status}; make it pass by itself first")
             time.sleep(_POLL_SECONDS)
@@ -205,6 +228,10 @@ def _report_path(place: Path, plan: RunPlan) -> Path:
 
 def _attestation_path(report: Path) -> Path:
     return report.with_suffix(".attestations")
+
+
+def _refusal_path(report: Path) -> Path:
+    return report.with_suffix(".refusal")
 
 
 def row_store(report: Path) -> RowStore:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dsv4_matrix.admission import KernelPath, NotAdmittedError, admit, declared
 from dsv4_matrix.context import BadInputError, Context, Options, as_of_command
-from dsv4_matrix.gate import RunPlan, sampled
+from dsv4_matrix.gate import RunPlan, sampled, write_refusal
 from dsv4_matrix.gate_command.workers import WorkerDiedError, executed
 from dsv4_matrix.report.bits import Level
 from dsv4_matrix.routing import Router, RoutingError, load_router
@@ -33,7 +33,12 @@ ATTENTION, PREFILL = "attention", "sparse-prefill"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """One run of a gate. 0 when the report is written, whatever the cases say; 1 if a worker died; 2 for bad input."""
+    """One run of a gate.
+
+    Returns:
+        0 when the report is written, whatever the cases say; 1 if the backend is not admitted or a worker died; 2 for
+        bad input, which is left for the gate to tell.
+    """
     parser = argparse.ArgumentParser(prog="python -m dsv4_matrix.gate_command.child", allow_abbrev=False)
     for name in ("--matrix", "--backend", "--reference", "--cells", "--router"):
         parser.add_argument(name)
@@ -59,10 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         router = None if args.router is None else load_router(args.router)
         options = replace(options, repeat=tuple(shlex.split(args.repeat)))
         return _run(Context(options), plan, args.every, args.level, router)
-    except (BadInputError, NotAdmittedError, RoutingError) as error:
-        print(f"dsv4-matrix gate, run {plan.name}: {as_of_command(str(error))}", file=sys.stderr)
+    except (BadInputError, RoutingError) as error:
+        write_refusal(args.report, as_of_command(str(error)))
         return BAD_INPUT
-    except WorkerDiedError as error:
+    except (NotAdmittedError, WorkerDiedError) as error:
         print(f"dsv4-matrix gate, run {plan.name}: {error}", file=sys.stderr)
         return SHORT
 

@@ -44,7 +44,7 @@ def gate(
             batches around each needle too, L4 also in the device. Cells that promise less are left out.
         workers: processes of run B; run A has half as many, rounded down, and at least one.
         every: one case in so many, chosen by the crc32 of its id.
-        minimum: rows to be compared at least; by default two for each case that every device runs.
+        minimum: rows to be compared at least, 1 or more; by default two for each case that every device runs.
         devices: ``X,Y``, entries of CUDA_VISIBLE_DEVICES for the two runs; needed for L4.
         folder: where reports, rows and verdict go.
         record: folder for this device's evidence, ``<device>.gate.json``; only of the whole matrix.
@@ -61,6 +61,9 @@ def gate(
     )
     context = Context(options)
     try:
+        for option, number in (("--every", every), ("--minimum", minimum)):
+            if number is not None and number < 1:
+                raise BadInputError(f"{option} {number}: give a number from 1 on")
         if record is not None and (cells is not None or every != 1):
             raise BadInputError("--record: evidence is of the whole matrix; leave out --cells and --every")
         plans = _plans(asked, workers, devices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures.process import BrokenProcessPool
@@ -34,6 +35,31 @@ def test_a_run_that_fails_ends_the_other(tmp_path, capfd):
     pid = int(next(tmp_path.glob("gate-*/A.pid")).read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(("devices", "which"), [(("", ""), ""), (("0", "1"), ", run [AB]")])
+def test_bad_input_that_a_run_finds_is_one_line_with_its_own_status(tmp_path, capfd, devices, which):
+    """Both runs find it; on two devices it may be of one of them."""
+    status = run_gate(
+        lambda plan, report: [str(TOY), str(report), "bad-input"],
+        level=Level.DEVICE,
+        minimum=1,
+        folder=tmp_path,
+        plans=tuple(replace(plan, device=device) for plan, device in zip((PLAN_A, PLAN_B), devices, strict=True)),
+    )
+    assert status == 2
+    told = capfd.readouterr()
+    assert re.fullmatch(f"dsv4-matrix gate{which}: there is no such backend\n", told.err)
+    assert "aligned" not in told.out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [{"every": 0}, {"every": -3}, {"minimum": 0}, {"minimum": -1}])
+def test_a_number_below_one_is_refused_where_it_is_read(tmp_path, capsys, options):
+    (name, value), folder = *options.items(), tmp_path / "gate"
+    assert session.gate(cells="r0-eager-decode-within-window", folder=folder, **options) == 2
+    assert capsys.readouterr() == ("", f"dsv4-matrix gate: --{name} {value}: give a number from 1 on\n")
+    assert not folder.exists()
 
 
 ORPHANS = """
@@ -185,25 +211,33 @@ def test_a_declaration_that_cannot_be_read_is_bad_input():
         child.admitted(declaring({"path": "attention"}), [made("a")], Level.GRAPH)
 
 
-@pytest.mark.parametrize("error", [BadInputError("no such file"), RoutingError("no such router")])
-def test_bad_input_ends_a_run_with_its_reason(monkeypatch, capsys, error):
-    assert run_that_raises(monkeypatch, error) == child.BAD_INPUT
+@pytest.mark.parametrize("error", [BadInputError("--matrix-x: no such file"), RoutingError("no such router")])
+def test_bad_input_ends_a_run_and_is_left_for_the_gate_to_tell(monkeypatch, capsys, tmp_path, error):
+    assert run_that_raises(monkeypatch, tmp_path, error) == child.BAD_INPUT
+    assert capsys.readouterr().err == ""
+    assert (tmp_path / "report.refusal").read_text() == f"{error}\n".replace("--matrix-x", "--x")
+
+
+@pytest.mark.parametrize("error", [NotAdmittedError("no promise"), workers.WorkerDiedError("in case a")])
+def test_what_is_no_bad_input_ends_a_run_with_its_reason(monkeypatch, capsys, tmp_path, error):
+    assert run_that_raises(monkeypatch, tmp_path, error) == child.SHORT
     assert capsys.readouterr().err == f"dsv4-matrix gate, run A: {error}\n"
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mistake_of_the_harness_is_not_taken_for_bad_input(monkeypatch):
+def test_a_mistake_of_the_harness_is_not_taken_for_bad_input(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="shapes differ"):
-        run_that_raises(monkeypatch, ValueError("shapes differ"))
+        run_that_raises(monkeypatch, tmp_path, ValueError("shapes differ"))
 
 
-def run_that_raises(monkeypatch, error):
+def run_that_raises(monkeypatch, folder, error):
     def run(*_):
         raise error
 
     monkeypatch.setattr(child, "_run", run)
     for name, value in PLAN_A.environ("a").items():
         monkeypatch.setenv(name, value)
-    return child.main(["--matrix", "matrix.yaml", "--report", "report.jsonl"])
+    return child.main(["--matrix", "matrix.yaml", "--report", str(folder / "report.jsonl")])
 
 
 @pytest.mark.parametrize(

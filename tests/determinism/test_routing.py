@@ -144,3 +144,24 @@ def test_a_router_can_be_replaced():
     for wrong in ("dsv4_matrix.routing:Missing", "no_such_module:x", "dsv4_matrix.routing", "dsv4_matrix.routing:_ID"):
         with pytest.raises(RoutingError, match="router"):
             load_router(wrong)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("raise SystemExit('bye')", "module mine does not import: it ended in SystemExit('bye') (mine.py:1)"),
+        ("1 / 0", "module mine does not import: ZeroDivisionError: division by zero (mine.py:1)"),
+        (
+            "class Router:\n    def __init__(self):\n        raise SystemExit('bye')",
+            "cannot be made: it ended in SystemExit('bye') (mine.py:3)",
+        ),
+    ],
+)
+def test_a_router_that_does_not_load_is_told_with_its_place(tmp_path, monkeypatch, code, told):
+    (tmp_path / "mine.py").write_text(code + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    with pytest.raises(RoutingError) as caught:
+        load_router("mine:Router")
+    assert str(caught.value).partition("'mine:Router'")[2].lstrip(": ") == told

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from dsv4_matrix.environment import SUITE, attest
-from dsv4_matrix.gate import RunPlan, row_store, write_attestations
+from dsv4_matrix.gate import RunPlan, row_store, write_attestations, write_refusal
 from dsv4_matrix.report.bits import BitsReport, CaseBits, Level, dumps
 from dsv4_matrix.report.digest import digest
 from dsv4_matrix.report.result import Header, Outcome, Report, Result
@@ -55,6 +55,9 @@ def main(report, defect):
     second = plan.name == "B"
     if defect == "crash" and second:
         sys.exit(3)
+    if defect == "bad-input":
+        write_refusal(report, "there is no such backend")
+        sys.exit(2)
     if defect == "crash-beside-a-hang":
         beside(report.with_name("A.pid"), second)
     results, bits = [], {}

@@ -109,7 +109,7 @@ class LeavesAtPlanning(DSV4TritonBackend):
         (
             Leaves,
             "refusal-page-size",
-            " refused, but afterwards an eager decode gave: backend raised in a small eager ",
+            " refused, but afterwards an eager decode gave: backend raised in a small",
         ),
     ],
     ids=["on the way", "where a refusal is due", "afterwards"],

@@ -223,7 +223,11 @@ def test_a_serial_path_gets_one_request_a_call_also_in_graphs(tmp_path):
     [
         (("--backend", "wrong_bits:Undeclared"), 1, "path attention declares no determinism"),
         (("--backend", "wrong_bits:SerialOnly"), 1, "unsupported(serial_only)"),
-        (("--router", "dsv4_matrix.routing:_ID"), 1, "ended with status 2"),  # of A or B: whichever was first
+        (
+            ("--router", "dsv4_matrix.routing:_ID"),
+            2,
+            "gate: router 'dsv4_matrix.routing:_ID' has no assign(ids",
+        ),
         (("--cells", "r9*"), 2, "gate: --cells: no case id matches 'r9*'"),
         (("--cells", "*-refused,refusal-*"), 2, "selected cases can be compared at L2: a probe, a refusal and"),
         (("--cells", "r0-eager-decode-idle"), 2, "none of the 1 selected cases can be compared at L2"),
@@ -237,3 +241,16 @@ def test_the_command_refuses(tmp_path, arguments, status, told):
     found, said, _ = gate(tmp_path, *(() if "--cells" in arguments else ("--cells", DECODE)), *arguments)
     assert told in said
     assert found == status
+
+
+@pytest.mark.parametrize("option", ["--backend", "--reference", "--router"])
+def test_code_that_exits_at_import_is_one_line_of_bad_input(tmp_path, option):
+    (tmp_path / "leaves.py").write_text("import sys\n\nsys.exit('bye')\n")
+    command = [sys.executable, "-m", "dsv4_matrix.cli", "gate", "--cells", DECODE, option, "leaves:Backend"]
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=500
+    )
+    told = f"{option[2:]} 'leaves:Backend': module leaves does not import: it ended in SystemExit('bye') (leaves.py:3)"
+    assert (done.returncode, done.stderr) == (2, f"dsv4-matrix gate: {told}\n")
+    assert "aligned" not in done.stdout
