@@ -28,7 +28,7 @@ def add_commands(add: Add) -> None:
 
 def _explain(args: argparse.Namespace) -> int:
     from dsv4_matrix.declaration import find_matrix, load_matrix
-    from dsv4_matrix.declaration.listing import UnknownNameError, explain_text
+    from dsv4_matrix.declaration.listing import UnknownNameError, explain_text, named
     from dsv4_matrix.loading import LoadError
     from dsv4_matrix.repeat import as_words
     from dsv4_matrix.report.kernels import KernelsError
@@ -36,7 +36,7 @@ def _explain(args: argparse.Namespace) -> int:
     given = as_words({"--matrix": args.matrix, "--backend": args.backend})
     matrix = load_matrix(args.matrix if args.matrix is not None else find_matrix())
     try:
-        explain_text(matrix, args.name)  # a name that nothing has is told before a backend is loaded
+        named(matrix, args.name)  # a name that nothing has is told before a backend is loaded
         kernels = _declared() if args.backend is None else _asked(args.backend)
         print(explain_text(matrix, args.name, kernels, given))
     except (UnknownNameError, LoadError, KernelsError) as error:

@@ -13,6 +13,8 @@ from dsv4_matrix.declaration.model import Case, Cell, Matrix, Probe, State
 from dsv4_matrix.declaration.sites import CALL_SITES
 from dsv4_matrix.declaration.wording import LEVELS, agreement_text, variant_text
 
+_NEAR = 5
+
 
 class UnknownNameError(LookupError):
     """No cell and no case of that name; the message shows names near it."""
@@ -70,6 +72,17 @@ def cells_text(matrix: Matrix) -> str:
     return "\n".join(lines)
 
 
+def named(matrix: Matrix, name: str) -> Case | Cell:
+    """The case or the cell called ``name``. UnknownNameError if there is neither."""
+    for case in matrix.cases():
+        if case.id == name:
+            return case
+    try:
+        return matrix.cell(name)
+    except KeyError:
+        raise UnknownNameError(_unknown(matrix, name)) from None
+
+
 def explain_text(matrix: Matrix, name: str, kernels: Sequence[str] = (), given: Sequence[str] = ()) -> str:
     """All about the cell or the case called ``name``; ``kernels`` are lines on what serves the covered ones.
 
@@ -78,15 +91,13 @@ def explain_text(matrix: Matrix, name: str, kernels: Sequence[str] = (), given: 
     Raises:
         UnknownNameError: there is neither.
     """
-    for case in matrix.cases():
-        if case.id == name:
-            run_line = _run_line(case.id, given)
-            promise = [_promise_line(case.cell)] if case.cell and case.variant else []
-            return "\n".join([*_case_lines(case), *promise, *(kernels if case.variant else ()), run_line])
-    try:
-        cell = matrix.cell(name)
-    except KeyError:
-        raise UnknownNameError(_unknown(matrix, name)) from None
+    found = named(matrix, name)
+    if isinstance(found, Case):
+        case = found
+        run_line = _run_line(case.id, given)
+        promise = [_promise_line(case.cell)] if case.cell and case.variant else []
+        return "\n".join([*_case_lines(case), *promise, *(kernels if case.variant else ()), run_line])
+    cell = found
     title = next(mode for mode in matrix.modes if mode.name == cell.mode)
     lines = [f"{cell.id}: {cell.state.value}", f"  {title.title}, ratio {cell.ratio}: {title.summary}"]
     if cell.place:
@@ -154,7 +165,10 @@ def _run_line(pattern: str, given: Sequence[str]) -> str:
 
 def _unknown(matrix: Matrix, name: str) -> str:
     names = [*(cell.id for cell in matrix.cells), *(case.id for case in matrix.cases())]
-    near = get_close_matches(name.lower(), names, n=5, cutoff=0.5)
+    asked = name.lower().rstrip("*")
+    # A name's beginning, r4 say, is too short to be close to any of those that go on from there.
+    further = [known for known in names if asked and known.startswith(asked)]
+    near = list(dict.fromkeys([*get_close_matches(asked, names, n=5, cutoff=0.5), *further]))[:_NEAR]
     hint = f"near it: {', '.join(near)}" if near else "see them with 'dsv4-matrix list'"
     return f"no cell or case {name[:80]!r}; {hint}"
 

@@ -111,9 +111,10 @@ def shards_of(cases: Iterable[Case], device: str, total: int) -> tuple[tuple[Uni
     """The units of each of ``total`` shards. PlanError if one of them would have nothing to run."""
     units = units_of(cases, device)
     if total > len(units):
+        idle = total - len(units)
         raise PlanError(
-            f"{total} shards for {units_text(units)}: none of these is divided, so {total - len(units)} shards would "
-            f"run nothing; give at most {len(units)}"
+            f"{total} shard{'' if total == 1 else 's'} for {units_text(units)}: none of these is divided, so "
+            f"{idle} shard{'' if idle == 1 else 's'} would run nothing; give at most {len(units)}"
         )
     return divide(units, total)
 

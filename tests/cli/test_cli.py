@@ -14,6 +14,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from dsv4_matrix.declaration import listing
+
 REPOSITORY = Path(__file__).parents[2]
 Cli = Callable[..., Any]
 
@@ -253,12 +255,26 @@ def test_explain_names_a_matrix_as_it_was_given_and_none_that_was_found(
         ("r4/verfy-cg", "r4/verify-cg"),
         ("R4/EAGER", "r4/eager"),
         ("r0-verify-cg-chian", "r0-verify-cg-chain"),
+        ("r4", "r4/eager, r4/verify-cg"),
+        ("R4/*", "r4/"),
     ],
 )
 def test_unknown_cell_names_what_is_near(cli: Cli, small_matrix: Path, name: str, near: str) -> None:
     ran = cli("explain", name, "--matrix", str(small_matrix))
     assert (ran.status, ran.out) == (2, "")
     assert ran.err.startswith(f"dsv4-matrix explain: no cell or case '{name}'; near it: {near}")
+
+
+def test_explain_forms_its_text_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is looked up before a backend is loaded, and that takes no text."""
+    formed = []
+    text = listing.explain_text
+    monkeypatch.setattr(listing, "explain_text", lambda *given: formed.append(given) or text(*given))
+    assert cli("explain", "r4/eager").status == 0
+    assert len(formed) == 1
+    assert cli("explain", "r4/eagre", "--backend", "no_such_module:Backend").err.startswith(
+        "dsv4-matrix explain: no cell"
+    )
 
 
 def test_unknown_cell_with_nothing_near(cli: Cli) -> None:

@@ -139,6 +139,21 @@ def test_more_shards_than_cells_is_refused(matrix: Matrix) -> None:
         shards_of(matrix.cases("gpu"), "gpu", cells + 1)
 
 
+@pytest.mark.parametrize(
+    ("total", "told"),
+    [
+        (2, "2 shards for 1 covered cell: none of these is divided, so 1 shard would run nothing"),
+        (3, "so 2 shards would"),
+    ],
+)
+def test_shards_are_counted_in_words(matrix: Matrix, total: int, told: str) -> None:
+    cases = [case for case in matrix.cases("gpu") if case.cell_id == "r4/cg-decode"]
+    with pytest.raises(PlanError, match=told):
+        shards_of(cases, "gpu", total)
+    with pytest.raises(PlanError, match="^1 shard for nothing: .* so 1 shard would run nothing"):
+        shards_of([], "gpu", 1)
+
+
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1/0", "1", "a/b", "1/2/3", "-1/4", "1.0/2", "", "٢/٤", "1/99999"])
 def test_bad_shards_are_refused(text: str) -> None:
     with pytest.raises(PlanError):
