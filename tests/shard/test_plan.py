@@ -150,7 +150,7 @@ def test_shards_are_counted_in_words(matrix: Matrix, total: int, told: str) -> N
     cases = [case for case in matrix.cases("gpu") if case.cell_id == "r4/cg-decode"]
     with pytest.raises(PlanError, match=told):
         shards_of(cases, "gpu", total)
-    with pytest.raises(PlanError, match="^1 shard for nothing: .* so 1 shard would run nothing"):
+    with pytest.raises(PlanError, match=r"^1 shard for nothing: .* so 1 shard would run nothing"):
         shards_of([], "gpu", 1)
 
 
