@@ -40,6 +40,8 @@ class Controller:
         self._telemetry: dict[str, Telemetry] = {}
         self._began = time.time()  # the clock of a test report
         self._problems: list[str] = []
+        self._running: dict[str, None] = {}  # node ids of tests that began and did not end, in that order
+        self.interrupted = ""  #: in which cases, if it was and some ran
 
     @property
     def ledger(self) -> Ledger | None:
@@ -65,6 +67,19 @@ class Controller:
             return
         cases = [case.id for case in self._context.matrix.cases()]
         self._plan((case_id, nodeid) for nodeid, case_id in cases_of_worker(node, ids, cases).items())
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._running[nodeid] = None
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._running.pop(nodeid, None)
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Whether it came from the keyboard or from a backend: under xdist, where it comes from is not told."""
+        ran = [self._case_of[nodeid] for nodeid in self._running if nodeid in self._case_of]
+        if ran and not isinstance(excinfo.value, pytest.exit.Exception):
+            self.interrupted = f"interrupted in {'case' if len(ran) == 1 else 'cases'} {', '.join(sorted(ran))}"
+            self._problems.append(self.interrupted)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         case_id = self._case_of.get(report.nodeid)

@@ -101,6 +101,8 @@ def run_matrix(
     if session.refusal:
         return _refused(session.refusal)
     if status == pytest.ExitCode.INTERRUPTED and not session.progress.errors:
+        if session.interrupted:
+            print(f"dsv4-matrix run: {session.interrupted}", file=sys.stderr)
         return INTERRUPTED
     if session.progress.errors or not session.results:
         told = [*session.progress.errors, session.progress.stopped]
@@ -140,6 +142,7 @@ class _Session:
         self.results: tuple[Result, ...] = ()
         self.messages: dict[str, str] = {}
         self.refusal = ""
+        self.interrupted = ""
         self.kernels: tuple[ServedCall, ...] = ()
 
     def run(self, arguments: list[str]) -> int:
@@ -160,6 +163,7 @@ class _Session:
         from dsv4_matrix.plugin import CONTEXT, CONTROLLER
 
         controller = session.config.stash[CONTROLLER]
+        self.interrupted = controller.interrupted
         if controller.ledger is not None:
             self.results = controller.ledger.complete()
             self.messages = controller.messages

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dsv4_matrix.declaration.model import Case, Matrix
     from dsv4_matrix.overrides import Forced
 
-GOOD, SHORT, BAD_INPUT = 0, 1, 2
+GOOD, SHORT, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 #: More failures than this are left to the verdict, which names each in a line.
 _FULL_MESSAGES = 4
 #: Kernel paths that an admitted backend declares; a prefill of many rows takes the second.
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 when the report is written, whatever the cases say; 1 if the backend is not admitted or a worker died; 2 for
-        bad input, which is left for the gate to tell.
+        bad input, which is left for the gate to tell; 130 if interrupted.
     """
     parser = argparse.ArgumentParser(prog="python -m dsv4_matrix.gate_command.child", allow_abbrev=False)
     for name in ("--matrix", "--backend", "--reference", "--cells", "--router"):
@@ -67,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BadInputError, RoutingError) as error:
         write_refusal(args.report, as_of_command(str(error)))
         return BAD_INPUT
+    except KeyboardInterrupt:  # the worker that it met has named its case
+        return INTERRUPTED
     except (NotAdmittedError, WorkerDiedError) as error:
         print(f"dsv4-matrix gate, run {plan.name}: {error}", file=sys.stderr)
         return SHORT

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -129,6 +130,9 @@ def _one(context: Context, plan: RunPlan, case: Case, paths: tuple[KernelPath, .
     faulthandler.dump_traceback_later(context.timeout, exit=True)  # a hung kernel never returns to Python
     try:
         composed = execute_composed(case, context.setup, plan, row_store(context.options.report), paths)
+    except KeyboardInterrupt:
+        print(f"dsv4-matrix gate, run {plan.name}: interrupted in case {case.id}", file=sys.stderr)
+        raise
     finally:
         faulthandler.cancel_dump_traceback_later()
     return composed, os.getpid(), attest([SUITE]).to_json()

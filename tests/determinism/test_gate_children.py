@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dsv4_matrix import composition
 from dsv4_matrix.admission import NotAdmittedError
 from dsv4_matrix.context import BadInputError, Context, Options
 from dsv4_matrix.gate import PLAN_A, PLAN_B, run_gate
@@ -223,6 +224,21 @@ def test_what_is_no_bad_input_ends_a_run_with_its_reason(monkeypatch, capsys, tm
     assert run_that_raises(monkeypatch, tmp_path, error) == child.SHORT
     assert capsys.readouterr().err == f"dsv4-matrix gate, run A: {error}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_names_the_case_of_its_worker(monkeypatch, capfd, tmp_path):
+    """A case in the run's own process; a worker's says the same, and its run gets the interrupt with the result."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(composition, "execute_composed", interrupted)
+    context = SimpleNamespace(options=SimpleNamespace(report=tmp_path / "A.jsonl"), timeout=60, setup=None)
+    with pytest.raises(KeyboardInterrupt):
+        workers._one(context, PLAN_A, made("a"), ())
+    assert capfd.readouterr().err == "dsv4-matrix gate, run A: interrupted in case a\n"
+    assert run_that_raises(monkeypatch, tmp_path, KeyboardInterrupt()) == child.INTERRUPTED
+    assert capfd.readouterr().err == ""
 
 
 def test_a_mistake_of_the_harness_is_not_taken_for_bad_input(monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ from stub_project import write_project
 #: Cases that do what their variant's name says; one for GPUs only, and two probes.
 STUB = """
 import os
+import signal
 import time
 
 from dsv4_matrix.declaration.model import Probe, State, Variant
@@ -43,6 +44,12 @@ def execute(case, setup):
         return Execution(result(Outcome.FAILED, "worst row 3", "7.5"), f"case {case.id}\\nworst row 3: got 1, want 2")
     if "raise" in case.id:
         raise RuntimeError("broken harness at /some/where/file.py")
+    if "interrupt" in case.id:
+        raise KeyboardInterrupt
+    if "signals" in case.id:  # the controller, once it has heard that this case began
+        time.sleep(1)
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(300)
     if "print" in case.id:
         print(f"printed by {case.id}")
     if "hang" in case.id:

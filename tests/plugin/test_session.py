@@ -206,3 +206,14 @@ def test_code_that_exits_at_import_is_one_line_of_bad_input(run: Run, tmp_path: 
     told = f"{role} 'leaves:Backend': module leaves does not import: it ended in SystemExit('bye') (leaves.py:3)"
     assert (done.returncode, done.stderr) == (2, f"dsv4-matrix run: {told}\n")
     assert "INTERNALERROR" not in done.stdout
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_an_interrupt_names_the_case_that_ran(run: Run, workers: str) -> None:
+    done = run("good-a,interrupts,zero", workers=workers)
+    assert (done.returncode, done.stderr) == (130, "dsv4-matrix run: interrupted in case r0-eager-interrupts\n")
+
+
+def test_an_interrupt_from_outside_names_the_case_of_a_worker(run: Run) -> None:
+    done = run("good-a,signals,zero", workers="1")
+    assert (done.returncode, done.stderr) == (130, "dsv4-matrix run: interrupted in case r0-eager-signals\n")
