@@ -23,7 +23,7 @@ from dsv4_triton.target import TARGETS, Target
 ATTENTION_POINTERS = {
     "q": "*bf16", "out": "*bf16", "lse": "*fp32", "sink": "*fp32", "scale": "fp32", "index": "*i32", "lengths": "*i32",
     "extra_index": "*i32", "extra_lengths": "*i32", "partial": "*fp32", "cache": "*u8", "extra_cache": "*u8",
-    "scores": "*fp32", "tops": "*fp32",
+    "scores": "*fp32", "tops": "*fp32", "weights": "*bf16", "numbers": "*fp32", "counts": "*i32",
 }  # fmt: skip
 STORE_POINTERS = {"k": "*i16", "loc": "*i64", "mapping": "*i64", "pool": "*u8", "slots": "*i64", "out": "*bf16"}
 

@@ -231,6 +231,32 @@ def test_few_rows_shared_among_any_number_of_programs(heads, random_keys, querie
             assert same(sparse_attention(q, main.view, indices, None, None, SCALE), want), share
 
 
+@pytest.mark.parametrize("heads", [64, 128])
+@pytest.mark.parametrize("kind", ["narrow", "wide"])
+@pytest.mark.parametrize("width", [256, 320, 1280])
+def test_weights_of_few_rows_made_by_any_number_of_roles(
+    heads, kind, width, random_keys, queries, choose_slots, monkeypatch
+):
+    """Each block's once, by whichever; nobody reads one that is not there: memory is full of NaN before."""
+    from dsv4_triton.hopper.few_rows import launch as few_rows
+
+    main, slots = random_keys(8, 64, live=0.8)
+    q, indices = queries(2, heads), choose_slots(slots, 2, width, 0.1)
+    want = sparse_attention(q, main.view, indices, None, None, SCALE)
+    monkeypatch.setattr(few_rows, "shares", lambda *_: (kind, width // 64))
+    monkeypatch.setattr(torch, "empty", lambda *sizes, empty=torch.empty, **named: poison(empty(*sizes, **named)))
+    for count in (1, 3, few_rows.PROGRAMS[kind], 2 * few_rows.PROGRAMS[kind]):
+        monkeypatch.setattr(few_rows, "makers", lambda *_, count=count: count)
+        for _ in range(10):
+            assert same(sparse_attention(q, main.view, indices, None, None, SCALE), want), count
+
+
+def poison(tensor):
+    """NaN in every float, -1 in every integer."""
+    tensor.view(-1).view(torch.uint8).fill_(255)
+    return tensor
+
+
 def test_few_rows_in_a_graph_read_what_is_there_at_replay(random_keys, queries, choose_slots, device, generator):
     """The second kernel is launched early: a replay sees queries, lists and keys as they are then."""
     main, slots = random_keys(8, 64, live=0.8)

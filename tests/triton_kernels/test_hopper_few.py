@@ -45,6 +45,15 @@ def test_programs_of_both_kernels(processors, halves, row_blocks):
     assert kinds == {"narrow", "wide", "stream"}
 
 
+def test_programs_that_wait_for_a_place_make_no_weights():
+    """Of the second kernel's programs those that find none are the last ones."""
+    from dsv4_triton.hopper.few_rows.launch import PROGRAMS, makers
+
+    assert makers(1, 1, "narrow", 18, 132) == 2 * PROGRAMS["narrow"]
+    assert makers(4, 1, "wide", 18, 132) == 2 * PROGRAMS["wide"]
+    assert makers(4, 2, "wide", 18, 132) == PROGRAMS["wide"], "72 and 64 programs"
+
+
 def test_one_row_has_a_program_for_each_block():
     assert shares(1, 1, 18, 132) == ("narrow", 18)
     assert shares(4, 1, 18, 132) == ("wide", 18)

@@ -111,16 +111,17 @@ def put_decoded(tile, COLUMN: gl.constexpr, words, factors, flags, TWICE: gl.con
 
 
 @gluon.jit
-def words_of(places, at, PIECES: gl.constexpr, WORDS: gl.constexpr):
-    """Words of each key from byte ``at`` of it, as many as the layout WORDS has columns.
+def words_of(places, AT: gl.constexpr, PIECES: gl.constexpr, WORDS: gl.constexpr):
+    """Words of each key from byte AT of it, as many as the layout WORDS has columns.
 
-    L2 takes 256 bytes at a time, so that most groups of a key are there when they are asked for; L1 keeps nothing.
+    L2 takes 256 bytes at a time, so that most groups of a key are there when they are asked for; L1 keeps nothing. AT
+    is part of the instruction, so that a key's address serves all of its groups.
     """
     keys: gl.constexpr = WORDS.shape[0]
     columns: gl.constexpr = WORDS.shape[1]
-    piece = (gl.arange(0, columns // 4, gl.SliceLayout(0, PIECES)) * 16 + at).to(gl.int64)
+    piece = (gl.arange(0, columns // 4, gl.SliceLayout(0, PIECES)) * 16).to(gl.int64)
     a, b, c, d = gl.inline_asm_elementwise(
-        "ld.global.cg.L2::256B.v4.b32 {$0, $1, $2, $3}, [$4];",
+        f"ld.global.cg.L2::256B.v4.b32 {{$0, $1, $2, $3}}, [$4 + {AT}];",
         "=r,=r,=r,=r,l",
         [gl.expand_dims(places, 1) + gl.expand_dims(piece, 0)],
         dtype=(gl.int32, gl.int32, gl.int32, gl.int32),

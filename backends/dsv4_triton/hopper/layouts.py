@@ -105,5 +105,9 @@ def launch_dependents():
 
 @gluon.jit
 def wait_for_previous():
-    """What the previous kernel wrote is there, when this returns."""
+    """What the previous kernel wrote is there, when this returns.
+
+    The barrier is for the compiler, which may move loads across assembly, but not across a barrier.
+    """
     gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    thread_barrier()

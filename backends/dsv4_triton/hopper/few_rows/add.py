@@ -2,8 +2,9 @@
 """Few rows, the second of two kernels: softmax over all blocks of a row, weights times keys, a few columns a program.
 
 It is launched beside the first one, and has decoded its columns of all keys of the row before that one is done. Three
-roles of four warps do so; then two of them make weights of scores, each of every second block, and one adds up
-(``weights``).
+roles of four warps do so; then two of them make weights of some blocks, for all programs of the row, and one adds up
+(``weights``). A program waits for its neighbours, those with the other columns: the grid has no more programs than the
+device has processors.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
 )
 
-from dsv4_triton.hopper.few_rows.weights import add_up, weigh_up
+from dsv4_triton.hopper.few_rows.weights import NUMBERS, SHORT, add_up, weigh_up
 from dsv4_triton.hopper.items import offset_of, row_of, unknown
 from dsv4_triton.hopper.keys import decoded
 from dsv4_triton.hopper.layouts import (
@@ -63,7 +64,7 @@ def _fill(TURN: gl.constexpr, row, lists, tiles, notes, slice_, filled, COLUMNS:
         byte = gl.load(code.to(gl.pointer_type(gl.uint8), bitcast=True) + gl.minimum(slice_ * COLUMNS // 64, 6))
         places.index(TURN).store(place)
         if slice_ >= rope:
-            factors.index(6 + TURN).store(valid.to(gl.int32))
+            factors.index(TURN).store(valid.to(gl.int32))
         thread_barrier()
         place_of_step = places._reinterpret(gl.int64, [places.shape[0] * most, keys], PLAIN)
         factor_of_step = factors._reinterpret(gl.int32, [factors.shape[0] * most, keys], PLAIN)
@@ -73,7 +74,7 @@ def _fill(TURN: gl.constexpr, row, lists, tiles, notes, slice_, filled, COLUMNS:
             for i in range(TURN, steps, 3):
                 at = place_of_step.index(first + i // 3).load(of_words).to(gl.pointer_type(gl.int32), bitcast=True)
                 source = gl.expand_dims(gl.multiple_of(at, 16), 1) + (column + (112 + (slice_ - rope) * (COLUMNS // 2)))
-                mask = gl.expand_dims(factor_of_step.index(6 * most + first + i // 3).load(of_words) != 0, 1)
+                mask = gl.expand_dims(factor_of_step.index(first + i // 3).load(of_words) != 0, 1)
                 tile = tiles.index(i)
                 async_copy.async_copy_global_to_shared(tile.slice(0, quarter, 1), source, mask=mask)
                 async_copy.async_copy_global_to_shared(tile.slice(quarter, quarter, 1), source + quarter, mask=mask)
@@ -86,11 +87,11 @@ def _fill(TURN: gl.constexpr, row, lists, tiles, notes, slice_, filled, COLUMNS:
                 source = gl.expand_dims(gl.multiple_of(at, 16), 1) + (column + slice_ * quarter)
                 async_copy.async_copy_global_to_shared(raw.index(2 * i), source)
             async_copy.commit_group()
-            factors.index(6 + TURN).store(gl.where(valid, factors_of(byte.to(gl.int32)), 0))
+            factors.index(TURN).store(gl.where(valid, factors_of(byte.to(gl.int32)), 0))
             async_copy.wait_group(0)
             for i in range(TURN, steps, 3):
                 x = raw.index(2 * i).load(words)
-                factor = factor_of_step.index(6 * most + first + i // 3).load(of_words)
+                factor = factor_of_step.index(first + i // 3).load(of_words)
                 thread_barrier()
                 pairs, flags = decoded(x, factor, x * 0, True)
                 tiles.index(i).store(pairs)
@@ -100,28 +101,30 @@ def _fill(TURN: gl.constexpr, row, lists, tiles, notes, slice_, filled, COLUMNS:
 
 @gluon.jit
 def _weigh(
-    TURN: gl.constexpr, row, lists, words, notes, slice_, scores, tops, scale, weights, hand, bars,
+    TURN: gl.constexpr, row, lists, words, notes, slice_, makers, scores, tops, scale, made, count, near, filled,
     COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """A role of four warps: keys, then weights."""
-    _fill(TURN, row, lists, words, notes, slice_, bars[0], COLUMNS)
+    _fill(TURN, row, lists, words, notes, slice_, filled, COLUMNS)
     wait_for_previous()
-    weigh_up(TURN, row[2], scores, tops, scale, weights, hand, bars)
+    weigh_up(TURN, 2 * slice_ + TURN, makers, row[2], scores, tops, scale, made, count, near)
 
 
 @gluon.jit
 def _add(
-    output, half, row, lists, words, notes, slice_, tiles, weights, hand, bars,
+    output, half, row, lists, words, notes, slice_, tiles, made, count, near, filled,
     COLUMNS: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """A role of four warps: keys, then sums."""
-    _fill(THIRD, row, lists, words, notes, slice_, bars[0], COLUMNS)
-    add_up(output, half, slice_, row[2], tiles, weights, hand, bars, SPLIT)
+    _fill(THIRD, row, lists, words, notes, slice_, filled, COLUMNS)
+    wait_for_previous()
+    add_up(output, half, slice_, row[2], tiles, made, count, near, filled, SPLIT)
 
 
 @gluon.jit(do_not_specialize=[
     "seq", "o_b", "o_s", "o_h", "l_b", "l_s", "l_h", "i_b", "i_s", "e_b", "e_s", "width", "extra_width", "given",
     "shift", "extra_shift", "stride", "extra_stride", "capacity", "extra_capacity", "row_blocks", "splits", "halves",
+    "makers",
 ], do_not_specialize_on_alignment=[
     "lse", "partial", "sink", "index", "lengths", "extra_index", "extra_lengths",
 ])  # fmt: skip
@@ -129,13 +132,15 @@ def add_blocks(
     out, o_b, o_s, o_h, lse, l_b, l_s, l_h, sink, seq, row_blocks, splits, partial, halves,
     cache, shift, stride, capacity, index, i_b, i_s, lengths, width,
     extra_cache, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, extra_lengths, extra_width,
-    given, scores, tops, scale,
-    SPLIT: gl.constexpr, COLUMNS: gl.constexpr, ENTRIES: gl.constexpr, WEIGH_REGISTERS: gl.constexpr,
+    given, scores, tops, scale, weights, numbers, counts, makers,
+    SPLIT: gl.constexpr, COLUMNS: gl.constexpr, WEIGH_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """COLUMNS columns of the output of 64 heads of a row; the first program of these also has their lse.
 
     Arguments as ``score.score_blocks`` has them, and ``kernel.attend``. An item has MOST_BLOCKS blocks at most, whose
-    keys are in shared memory beside ENTRIES blocks of weights.
+    keys are in shared memory beside weights of SHORT blocks. weights: bf16 ``[items * halves, row_blocks, 4096]``;
+    numbers: fp32 ``[items * halves, row_blocks, NUMBERS, 64]``; counts: int32 ``[items * halves]``, zeros. Of the two
+    roles a program that can make weights (``weights``), the first ``makers`` of 64 heads do.
     """
     slices: gl.constexpr = 512 // COLUMNS
     item = gl.program_id(0) // slices
@@ -148,6 +153,11 @@ def add_blocks(
     lists = lists_of(cache, shift, stride, capacity, extra_cache, extra_shift, extra_stride, extra_capacity)
     scores += item.to(gl.int64) * row_blocks * 4096
     tops += item.to(gl.int64) * row_blocks * 64
+    made = (
+        weights + item.to(gl.int64) * row_blocks * 4096,
+        numbers + item.to(gl.int64) * row_blocks * (NUMBERS * 64),
+    )
+    count = counts + item
     output = (
         out + offset_of(b, o_b, s, o_s) * 8, o_h, lse + offset_of(b, l_b, s, l_s), l_h, sink, given,
         partial, number, halves * 64, split, row_splits,
@@ -158,49 +168,48 @@ def add_blocks(
     words_of_tiles = tiles._reinterpret(
         gl.int32, [MOST_BLOCKS * BLOCK // keys_a_step, keys_a_step, COLUMNS // 2], gl.NVMMASharedLayout(swizzle, 32, 2)
     )
-    weights = gl.allocate_shared_memory(gl.bfloat16, [ENTRIES, 4096], PLAIN)
-    # What there is to know of keys, where weights will be: none is there before all keys are.
+    # what there is to know of a role's keys
     notes = (
-        weights._reinterpret(gl.int64, [2 * ENTRIES, 512 // keys_a_step, keys_a_step], PLAIN_2D),
-        weights._reinterpret(gl.int32, [4 * ENTRIES, 512 // keys_a_step, keys_a_step], PLAIN_2D),
-    )
-    # of each block: the factor of what came before, the maximum with it, the sum of its weights
-    hand = (
-        gl.allocate_shared_memory(gl.float32, [ENTRIES, 64], PLAIN),
-        gl.allocate_shared_memory(gl.float32, [ENTRIES, 64], PLAIN),
-        gl.allocate_shared_memory(gl.float32, [ENTRIES, 64], PLAIN),
+        gl.allocate_shared_memory(gl.int64, [3, 512 // keys_a_step, keys_a_step], PLAIN_2D),
+        gl.allocate_shared_memory(gl.int32, [3, 512 // keys_a_step, keys_a_step], PLAIN_2D),
     )
     filled = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    ready = gl.allocate_shared_memory(gl.int64, [ENTRIES, 1], mbarrier.MBarrierLayout())
-    used = gl.allocate_shared_memory(gl.int64, [ENTRIES, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [SHORT, 1], mbarrier.MBarrierLayout())
+    near = (
+        gl.allocate_shared_memory(gl.bfloat16, [SHORT, 4096], PLAIN),
+        (
+            gl.allocate_shared_memory(gl.float32, [SHORT, 64], PLAIN),
+            gl.allocate_shared_memory(gl.float32, [SHORT, 64], PLAIN),
+            gl.allocate_shared_memory(gl.float32, [SHORT, 64], PLAIN),
+        ),
+        ready,
+    )
     mbarrier.init(filled, count=3)
-    for i in gl.static_range(ENTRIES):
+    for i in gl.static_range(SHORT):
         mbarrier.init(ready.index(i), count=1)
-        mbarrier.init(used.index(i), count=1)
     fence_async_shared()
     thread_barrier()
-    bars = (filled, ready, used)
     gl.warp_specialize(
         [
             (
                 _add,
                 (
-                    output, half, held, lists, words_of_tiles, notes, slice_, tiles, weights, hand, bars, COLUMNS,
+                    output, half, held, lists, words_of_tiles, notes, slice_, tiles, made, count, near, filled, COLUMNS,
                     SPLIT,
                 ),
             ),
             (
                 _weigh,
                 (
-                    FIRST, held, lists, words_of_tiles, notes, slice_, scores, tops, scale, weights,
-                    hand, bars, COLUMNS,
+                    FIRST, held, lists, words_of_tiles, notes, slice_, makers, scores, tops, scale, made, count,
+                    near, filled, COLUMNS,
                 ),
             ),
             (
                 _weigh,
                 (
-                    SECOND, held, lists, words_of_tiles, notes, slice_, scores, tops, scale, weights,
-                    hand, bars, COLUMNS,
+                    SECOND, held, lists, words_of_tiles, notes, slice_, makers, scores, tops, scale, made, count,
+                    near, filled, COLUMNS,
                 ),
             ),
         ],

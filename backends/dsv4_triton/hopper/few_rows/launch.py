@@ -15,6 +15,7 @@ from dsv4_triton.hopper.few_rows.add import add_blocks
 from dsv4_triton.hopper.few_rows.score import score_blocks
 from dsv4_triton.hopper.few_rows.score_once import score_once
 from dsv4_triton.hopper.few_rows.stream import SLICES, add_stream
+from dsv4_triton.hopper.few_rows.weights import NUMBERS
 from dsv4_triton.hopper.layouts import BLOCK_N, HEADS, MOST_BLOCKS
 from dsv4_triton.workload import LOG2E, Workload
 
@@ -30,8 +31,8 @@ ONCE = {"GATHER_REGISTERS": 120, "SCORES_REGISTERS": 136}
 ONCE_OPTIONS = {"num_warps": 4, "maxnreg": 128}
 #: Kinds of the second, a program for each slice of 64 heads: of 32 columns for least time, of 64 for more rows.
 ADD = {
-    "narrow": {"COLUMNS": 32, "ENTRIES": 8, "WEIGH_REGISTERS": 168},
-    "wide": {"COLUMNS": 64, "ENTRIES": 4, "WEIGH_REGISTERS": 168},
+    "narrow": {"COLUMNS": 32, "WEIGH_REGISTERS": 168},
+    "wide": {"COLUMNS": 64, "WEIGH_REGISTERS": 168},
 }
 ADD_OPTIONS = {"num_warps": 4, "maxnreg": 168}
 #: One of its programs fills a processor.
@@ -63,11 +64,12 @@ def launch_few(
     items, halves = work.rows * work.splits, q.shape[2] // HEADS
     row_blocks = min(work.blocks, MOST_BLOCKS.value)
     kind, programs = shares(items, halves, row_blocks, processors)
+    counts = torch.empty(items * halves, dtype=torch.int32, device=q.device)
     blocks = items * halves * row_blocks
     scores = torch.empty(blocks * HEADS * BLOCK_N, dtype=torch.float32, device=q.device)
     tops = torch.empty(blocks * HEADS, dtype=torch.float32, device=q.device)
     queries = (q, *(n // 8 for n in q.stride()[:3]), scale * LOG2E, q.shape[1])
-    keys = (row_blocks, work.splits, *lists, work.given, scores, tops)
+    keys = (row_blocks, work.splits, *lists, work.given, scores, tops, counts)
     split, named = work.splits > 1, {"HEAD_BLOCKS": halves}
     if programs == row_blocks:
         score_once[(items * row_blocks,)](*queries, *keys, SPLIT=split, **named, **ONCE, **ONCE_OPTIONS)
@@ -83,9 +85,12 @@ def launch_few(
             *output, *held, SPLIT=split, **named, **STREAM[halves], **STREAM_OPTIONS[halves], launch_pdl=True
         )
     else:
+        weights = torch.empty(blocks * HEADS * BLOCK_N, dtype=torch.bfloat16, device=q.device)
+        numbers = torch.empty(blocks * NUMBERS.value * HEADS, dtype=torch.float32, device=q.device)
         add_blocks[(items * halves * PROGRAMS[kind],)](
-            *output, halves, *held, SPLIT=split, **ADD[kind], **ADD_OPTIONS, launch_pdl=True
-        )
+            *output, halves, *held, weights, numbers, counts, makers(items, halves, kind, programs, processors),
+            SPLIT=split, **ADD[kind], **ADD_OPTIONS, launch_pdl=True,
+        )  # fmt: skip
 
 
 def shares(items: int, halves: int, row_blocks: int, processors: int) -> tuple[str, int]:
@@ -100,3 +105,11 @@ def shares(items: int, halves: int, row_blocks: int, processors: int) -> tuple[s
     if items * (row_blocks + halves * PROGRAMS["narrow"]) <= processors:
         return "narrow", programs
     return "wide", programs
+
+
+def makers(items: int, halves: int, kind: str, programs: int, processors: int) -> int:
+    """Roles that make weights of 64 heads of a row for all of their programs: two a program, of the first half of these
+    where not all have a place beside the first kernel, so that nobody waits for one that waits for its place.
+    """
+    beside = items * (programs + halves * PROGRAMS[kind]) <= processors
+    return 2 * PROGRAMS[kind] if beside else PROGRAMS[kind]

@@ -161,14 +161,14 @@ def score_blocks(
     q, q_b, q_s, q_h, scale, seq, programs, row_blocks, splits,
     cache, shift, stride, capacity, index, i_b, i_s, lengths, width,
     extra_cache, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, extra_lengths, extra_width,
-    given, scores, tops, SPLIT: gl.constexpr, HEAD_BLOCKS: gl.constexpr, SLOTS: gl.constexpr,
+    given, scores, tops, counts, SPLIT: gl.constexpr, HEAD_BLOCKS: gl.constexpr, SLOTS: gl.constexpr,
     SCORES_REGISTERS: gl.constexpr, DECODE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Scores of the blocks ``part, part + programs, ...`` of an item, -inf for keys that do not count; their maxima.
 
     An item is a row, or one of ``splits`` of it, of MOST_BLOCKS blocks at most. scores: fp32 ``[items, HEAD_BLOCKS,
     row_blocks, 4096]``, not yet scaled; tops: fp32 ``[items, HEAD_BLOCKS, row_blocks, 64]``, scaled
-    (``softmax.block_maximum``).
+    (``softmax.block_maximum``); counts: int32 ``[items, HEAD_BLOCKS]``, set to zero for the second kernel.
     Other arguments are those of ``kernel.attend``.
     """
     launch_dependents()
@@ -179,6 +179,9 @@ def score_blocks(
         (index, extra_index, i_b, i_s, e_b, e_s), SPLIT, MOST_BLOCKS,
     )  # fmt: skip
     blocks = held[2]
+    if part == 0:
+        for half in gl.static_range(HEAD_BLOCKS):
+            gl.store(counts + (item * HEAD_BLOCKS + half), 0)
     lists = lists_of(cache, shift, stride, capacity, extra_cache, extra_shift, extra_stride, extra_capacity)
     q += offset_of(b, q_b, s, q_s) * 8
     scores += item.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 4096)

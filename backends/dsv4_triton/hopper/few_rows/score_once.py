@@ -111,7 +111,7 @@ def score_once(
     q, q_b, q_s, q_h, scale, seq, row_blocks, splits,
     cache, shift, stride, capacity, index, i_b, i_s, lengths, width,
     extra_cache, extra_shift, extra_stride, extra_capacity, extra_index, e_b, e_s, extra_lengths, extra_width,
-    given, scores, tops, SPLIT: gl.constexpr, HEAD_BLOCKS: gl.constexpr,
+    given, scores, tops, counts, SPLIT: gl.constexpr, HEAD_BLOCKS: gl.constexpr,
     GATHER_REGISTERS: gl.constexpr, SCORES_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """As ``score.score_blocks`` with ``row_blocks`` programs a row."""
@@ -123,6 +123,9 @@ def score_once(
         (index, extra_index, i_b, i_s, e_b, e_s), SPLIT, MOST_BLOCKS,
     )  # fmt: skip
     blocks = held[2]
+    if block == 0:
+        for half in gl.static_range(HEAD_BLOCKS):
+            gl.store(counts + (item * HEAD_BLOCKS + half), 0)
     lists = lists_of(cache, shift, stride, capacity, extra_cache, extra_shift, extra_stride, extra_capacity)
     q += offset_of(b, q_b, s, q_s) * 8
     scores += item.to(gl.int64) * row_blocks * (HEAD_BLOCKS * 4096)
