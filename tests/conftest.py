@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -23,3 +26,13 @@ def _not_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pytest that a test starts is nobody's worker, also where this one is."""
     for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_") or name in (PLACE, NOTES)]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def import_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder to import from; what was imported from it is forgotten afterwards."""
+    path, modules = list(sys.path), set(sys.modules)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]

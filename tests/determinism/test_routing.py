@@ -157,11 +157,10 @@ def test_a_router_can_be_replaced():
         ),
     ],
 )
-def test_a_router_that_does_not_load_is_told_with_its_place(tmp_path, monkeypatch, code, told):
-    (tmp_path / "mine.py").write_text(code + "\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+def test_a_router_that_does_not_load_is_told_with_its_place(import_folder, monkeypatch, code, told):
+    (import_folder / "mine.py").write_text(code + "\n")
+    monkeypatch.syspath_prepend(import_folder)
+    monkeypatch.chdir(import_folder)
     with pytest.raises(RoutingError) as caught:
         load_router("mine:Router")
     assert str(caught.value).partition("'mine:Router'")[2].lstrip(": ") == told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -23,34 +23,24 @@ def backend_source(without: str = "", extra: str = "") -> str:
     return "class Mine:\n    def __init__(self, runner): ...\n" + "\n".join(body) + "\n" + extra
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder to import from; what was imported from it is forgotten afterwards."""
-    path, modules = list(sys.path), set(sys.modules)
-    yield tmp_path
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
-
-
-def test_module_attr_is_imported_from_the_working_directory(folder: Path) -> None:
-    (folder / "mine.py").write_text(backend_source())
-    backend = load_backend("mine:Mine", folder)
+def test_module_attr_is_imported_from_the_working_directory(import_folder: Path) -> None:
+    (import_folder / "mine.py").write_text(backend_source())
+    backend = load_backend("mine:Mine", import_folder)
     assert backend.name == "mine:Mine"
     assert type(backend.factory(None)).__name__ == "Mine"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_each_missing_method_is_named_at_load(folder: Path, method: str) -> None:
-    (folder / "mine.py").write_text(backend_source(without=method))
+def test_each_missing_method_is_named_at_load(import_folder: Path, method: str) -> None:
+    (import_folder / "mine.py").write_text(backend_source(without=method))
     with pytest.raises(LoadError, match=rf"class mine\.Mine.* lacks {method}\. See AttentionBackend"):
-        load_backend("mine:Mine", folder)
+        load_backend("mine:Mine", import_folder)
 
 
-def test_missing_multi_step_is_named(folder: Path) -> None:
-    (folder / "mine.py").write_text(backend_source().replace("multi_step", "many_steps"))
+def test_missing_multi_step_is_named(import_folder: Path) -> None:
+    (import_folder / "mine.py").write_text(backend_source().replace("multi_step", "many_steps"))
     with pytest.raises(LoadError, match="lacks multi_step"):
-        load_backend("mine:Mine", folder)
+        load_backend("mine:Mine", import_folder)
 
 
 @pytest.mark.parametrize(
@@ -63,20 +53,20 @@ def test_missing_multi_step_is_named(folder: Path) -> None:
         "def kv_buffers(self, which): ...",
     ],
 )
-def test_a_method_that_cannot_be_called_as_declared_is_named(folder: Path, method: str) -> None:
-    (folder / "mine.py").write_text(backend_source(extra=f"    {method}\n"))
+def test_a_method_that_cannot_be_called_as_declared_is_named(import_folder: Path, method: str) -> None:
+    (import_folder / "mine.py").write_text(backend_source(extra=f"    {method}\n"))
     name = method.split("(")[0].removeprefix("def ")
     with pytest.raises(LoadError, match=rf"cannot be called as declared: {name}\("):
-        load_backend("mine:Mine", folder)
+        load_backend("mine:Mine", import_folder)
 
 
-def test_what_a_factory_makes_is_checked_when_it_is_made(folder: Path) -> None:
+def test_what_a_factory_makes_is_checked_when_it_is_made(import_folder: Path) -> None:
     source = (
         backend_source(without="store_kv")
         + "def make(runner): return Mine(runner)\nmake.multi_step = Mine.multi_step\n"
     )
-    (folder / "mine.py").write_text(source)
-    backend = load_backend("mine:make", folder)
+    (import_folder / "mine.py").write_text(source)
+    backend = load_backend("mine:make", import_folder)
     with pytest.raises(LoadError, match=r"the backend it makes .* lacks store_kv"):
         backend.factory(None)  # type: ignore[arg-type]
     with pytest.raises(LoadError, match=r"what its multi_step makes .* lacks attn_backends, step_batch"):
@@ -93,11 +83,11 @@ def test_what_a_factory_makes_is_checked_when_it_is_made(folder: Path) -> None:
         ("nobody", r"there is no backend 'nobody'; installed backends: .*; code that is not installed"),
     ],
 )
-def test_a_wrong_selection_never_falls_back(folder: Path, selection: str, told: str) -> None:
-    (folder / "mine.py").write_text(backend_source() + "CONSTANT = 3\n")
-    (folder / "broken.py").write_text("1 / 0\n")
+def test_a_wrong_selection_never_falls_back(import_folder: Path, selection: str, told: str) -> None:
+    (import_folder / "mine.py").write_text(backend_source() + "CONSTANT = 3\n")
+    (import_folder / "broken.py").write_text("1 / 0\n")
     with pytest.raises(LoadError, match=told):
-        load_backend(selection, folder)
+        load_backend(selection, import_folder)
 
 
 #: Modules that do not import, and what is said of each after ``does not import``.
@@ -119,46 +109,46 @@ UNIMPORTABLE = {
     ("load", "role"), [(load_backend, "backend"), (load_reference, "reference"), (load_kernel, "kernel")]
 )
 def test_a_module_that_does_not_import_is_named_with_the_place(
-    folder: Path, load: Callable[..., object], role: str, source: str
+    import_folder: Path, load: Callable[..., object], role: str, source: str
 ) -> None:
-    (folder / "mine.py").write_text(source)
-    (folder / "helper").mkdir()
-    (folder / "helper/deep.py").write_text("\nraise RuntimeError('deep')\n")
+    (import_folder / "mine.py").write_text(source)
+    (import_folder / "helper").mkdir()
+    (import_folder / "helper/deep.py").write_text("\nraise RuntimeError('deep')\n")
     with pytest.raises(LoadError, match=f"^{role} 'mine:Mine': module mine does not import{UNIMPORTABLE[source]}"):
-        load("mine:Mine", folder)
+        load("mine:Mine", import_folder)
 
 
-def test_what_is_installed_in_the_folder_is_not_the_users_own(folder: Path) -> None:
+def test_what_is_installed_in_the_folder_is_not_the_users_own(import_folder: Path) -> None:
     """A virtual environment often lies there: the place is where the user's code called, not deep in another's."""
-    installed = folder / "venv/lib/site-packages"
+    installed = import_folder / "venv/lib/site-packages"
     installed.mkdir(parents=True)
     (installed / "theirs.py").write_text("def check():\n    raise RuntimeError('no')\n")
-    (folder / "mine").mkdir()
-    (folder / "mine/code.py").write_text("import theirs\n\ntheirs.check()\n")
+    (import_folder / "mine").mkdir()
+    (import_folder / "mine/code.py").write_text("import theirs\n\ntheirs.check()\n")
     sys.path.insert(0, str(installed))
     with pytest.raises(LoadError, match=r"RuntimeError: no \(mine/code\.py:3\)$"):
-        load_backend("mine.code:Mine", folder)
+        load_backend("mine.code:Mine", import_folder)
 
 
-def test_an_interrupt_of_an_import_stays_one(folder: Path) -> None:
-    (folder / "mine.py").write_text("raise KeyboardInterrupt\n")
+def test_an_interrupt_of_an_import_stays_one(import_folder: Path) -> None:
+    (import_folder / "mine.py").write_text("raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
-        load_backend("mine:Mine", folder)
+        load_backend("mine:Mine", import_folder)
 
 
-def test_an_entry_point_that_exits_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "mine.py").write_text("raise SystemExit('bye')\n")
-    monkeypatch.syspath_prepend(folder)
+def test_an_entry_point_that_exits_is_an_error(import_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (import_folder / "mine.py").write_text("raise SystemExit('bye')\n")
+    monkeypatch.syspath_prepend(import_folder)
     monkeypatch.setattr(loading, "entry_points", lambda group: [EntryPoint("one", "mine:Backend", group)])
     told = r"^backend 'one' \(mine:Backend\) does not import: it ended in SystemExit\('bye'\) \(mine\.py:1\)$"
     with pytest.raises(LoadError, match=told):
-        load_backend("one", folder)
+        load_backend("one", import_folder)
 
 
-def test_a_constructor_that_exits_is_an_error(folder: Path) -> None:
+def test_a_constructor_that_exits_is_an_error(import_folder: Path) -> None:
     source = backend_source().replace("def __init__(self, runner): ...", "def __init__(self, runner): exit('bye')")
-    (folder / "mine.py").write_text(source.replace("return object()", "raise SystemExit(4)"))
-    backend = load_backend("mine:Mine", folder)
+    (import_folder / "mine.py").write_text(source.replace("return object()", "raise SystemExit(4)"))
+    backend = load_backend("mine:Mine", import_folder)
     with pytest.raises(LoadError, match=r"^mine:Mine: its construction does not return: it ended in SystemExit\('bye'"):
         backend.factory(None)  # type: ignore[arg-type]
     with pytest.raises(LoadError, match=r"^mine:Mine: its multi_step does not return: it ended in SystemExit\(4\)"):
@@ -178,13 +168,13 @@ def test_a_constructor_that_exits_is_an_error(folder: Path) -> None:
         ("/elsewhere/mine.py", "mine"),
     ],
 )
-def test_a_path_instead_of_a_module_is_told_the_name_to_write(folder: Path, written: str, dotted: str) -> None:
-    (folder / "mine.py").write_text("raise AssertionError('a path is not imported, not even its first part')\n")
+def test_a_path_instead_of_a_module_is_told_the_name_to_write(import_folder: Path, written: str, dotted: str) -> None:
+    (import_folder / "mine.py").write_text("raise AssertionError('a path is not imported, not even its first part')\n")
     told = f"^backend '{written}:Mine': {written} is a path, .* write {dotted}:Mine, from the folder"
     with pytest.raises(LoadError, match=told):
-        load_backend(f"{written}:Mine", folder)
+        load_backend(f"{written}:Mine", import_folder)
     with pytest.raises(LoadError, match=r"write pkg\.mine:Mine, from the folder that has pkg in it"):
-        load_backend(f"{folder}/pkg/mine.py:Mine", folder)
+        load_backend(f"{import_folder}/pkg/mine.py:Mine", import_folder)
 
 
 def test_several_installed_backends_need_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
