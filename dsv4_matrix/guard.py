@@ -14,8 +14,9 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -53,10 +54,12 @@ class Guard:
         self._kernels = kernels
         self._note: int | None = None
         self._spoiled = ""
+        self._capture: Any = None
         # Taken out of the environment, so that a test that starts pytest itself does not write this worker's notes.
         self._notes = os.environ.pop(NOTES, None) if worker is not None else None
 
-    def pytest_sessionstart(self) -> None:
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._capture = session.config.pluginmanager.getplugin("capturemanager")
         if self._worker is not None and self._notes:
             path = note_path(Path(self._notes), self._worker)
             self._note = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -88,8 +91,9 @@ class Guard:
 
     @contextmanager
     def watch(self, case: Case, machine: Machine) -> Iterator[None]:
-        """Around one case: its turn if its pool is large, then its time."""
-        with _turn(case, machine), self._deadline():
+        """Around one case: its turn if its pool is large, then its time, and no end of a run that looks like a pass."""
+        alone = self._worker is None
+        with _turn(case, machine), self._deadline(), self._no_good_end(case) if alone else nullcontext():
             waking.finish()
             yield
 
@@ -116,6 +120,26 @@ class Guard:
             yield
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+    @contextmanager
+    def _no_good_end(self, case: Case) -> Iterator[None]:
+        """Where nothing outlives this process, ``os._exit(0)`` of a backend would pass for a run without a failure."""
+        leave, process = os._exit, os.getpid()
+
+        def leave_badly(status: int) -> NoReturn:
+            if os.getpid() == process:  # of a fork it is the usual end
+                if self._capture is not None:
+                    self._capture.suspend_global_capture()
+                told = f"case {case.id} ended this process with status {status}; run with -n 1, where it ends a worker"
+                os.write(2, f"dsv4-matrix: {told}\n".encode())
+                status = status or 1
+            leave(status)
+
+        os._exit = leave_badly
+        try:
+            yield
+        finally:
+            os._exit = leave
 
 
 def device_error() -> str:

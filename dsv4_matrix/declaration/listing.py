@@ -168,8 +168,9 @@ def _unknown(matrix: Matrix, name: str) -> str:
     asked = name.lower().rstrip("*")
     # A name's beginning, r4 say, is too short to be close to any of those that go on from there.
     further = [known for known in names if asked and known.startswith(asked)]
-    near = list(dict.fromkeys([*get_close_matches(asked, names, n=5, cutoff=0.5), *further]))[:_NEAR]
-    hint = f"near it: {', '.join(near)}" if near else "see them with 'dsv4-matrix list'"
+    near = list(dict.fromkeys([*further, *get_close_matches(asked, names, n=_NEAR, cutoff=0.5)]))
+    more = f" and {len(near) - _NEAR} more" if len(near) > _NEAR else ""
+    hint = f"near it: {', '.join(near[:_NEAR])}{more}" if near else "see them with 'dsv4-matrix list'"
     return f"no cell or case {name[:80]!r}; {hint}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -263,6 +264,10 @@ def test_unknown_cell_names_what_is_near(cli: Cli, small_matrix: Path, name: str
     ran = cli("explain", name, "--matrix", str(small_matrix))
     assert (ran.status, ran.out) == (2, "")
     assert ran.err.startswith(f"dsv4-matrix explain: no cell or case '{name}'; near it: {near}")
+
+
+def test_more_names_than_are_told_are_counted(cli: Cli) -> None:
+    assert re.fullmatch(r".*; near it: (r4/\S+, ){4}r4/\S+ and \d\d more\n", cli("explain", "r4").err)
 
 
 def test_explain_forms_its_text_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

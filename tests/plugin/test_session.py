@@ -214,6 +214,23 @@ def test_an_interrupt_names_the_case_that_ran(run: Run, workers: str) -> None:
     assert (done.returncode, done.stderr) == (130, "dsv4-matrix run: interrupted in case r0-eager-interrupts\n")
 
 
+@pytest.mark.parametrize(("case", "status", "own"), [("leaves", 1, 0), ("crash", 3, 3)])
+def test_a_case_that_ends_the_only_process_is_told_and_no_pass(run: Run, case: str, status: int, own: int) -> None:
+    done = run(f"good-a,{case},zero")
+    told = f"case r0-eager-{case} ended this process with status {own}; run with -n 1, where it ends a worker"
+    assert (done.returncode, done.stderr) == (status, f"dsv4-matrix: {told}\n")
+
+
+def test_a_case_that_ends_its_worker_with_status_0_is_lost(run: Run) -> None:
+    done = run("good-a,leaves", workers="1")
+    assert done.returncode == 1
+    assert "lost" in done.stdout
+
+
+def test_a_fork_of_a_case_may_end(run: Run) -> None:
+    assert run("forks,good-a").returncode == 0
+
+
 def test_an_interrupt_from_outside_names_the_case_of_a_worker(run: Run) -> None:
     done = run("good-a,signals,zero", workers="1")
     assert (done.returncode, done.stderr) == (130, "dsv4-matrix run: interrupted in case r0-eager-signals\n")
