@@ -93,11 +93,13 @@ def explain_text(matrix: Matrix, name: str, kernels: Sequence[str] = (), given: 
     """
     found = named(matrix, name)
     if isinstance(found, Case):
-        case = found
-        run_line = _run_line(case.id, given)
-        promise = [_promise_line(case.cell)] if case.cell and case.variant else []
-        return "\n".join([*_case_lines(case), *promise, *(kernels if case.variant else ()), run_line])
-    cell = found
+        promise = [_promise_line(found.cell)] if found.cell and found.variant else []
+        served = kernels if found.variant else ()
+        return "\n".join([*_case_lines(found), *promise, *served, _run_line(found.id, given)])
+    return _cell_text(matrix, found, kernels, given)
+
+
+def _cell_text(matrix: Matrix, cell: Cell, kernels: Sequence[str], given: Sequence[str]) -> str:
     title = next(mode for mode in matrix.modes if mode.name == cell.mode)
     lines = [f"{cell.id}: {cell.state.value}", f"  {title.title}, ratio {cell.ratio}: {title.summary}"]
     if cell.place:

@@ -107,19 +107,24 @@ def test_a_row_with_keys_beside_those_without_is_poisoned(kit, step):
     assert told == f"  agrees   with: poison reached the output: NaN, as from {UNWRITTEN} (rows 0, 2, 3)"
 
 
-def test_rows_without_compressed_entries_are_told(kit):
-    step = kit.step("no-entries", 128, (9, 126, 127, 300), sink="per-head")
+@pytest.mark.parametrize(
+    ("step", "named"),
+    [
+        (
+            ("no-entries", 128, (9, 126, 127, 300)),
+            f"NaN in every row without compressed entries and no other, as of {ARITHMETIC} over them or of {SLOT}",
+        ),
+        (
+            ("not-full", 0, (9, 60, 127, 300)),
+            f"NaN in every row whose window is not full and no other, as of {ARITHMETIC} where it ends or of {SLOT}",
+        ),
+    ],
+    ids=["without compressed entries", "whose window is not full"],
+)
+def test_rows_of_a_kind_are_told(kit, step, named):
+    step = kit.step(*step, sink="per-head")
     out, lse = kit.kernel(step)
     out[:2], lse[:2] = math.nan, math.nan
-    named = f"NaN in every row without compressed entries and no other, as of {ARITHMETIC} over them or of {SLOT}"
-    assert agrees(kit, step, (out, lse)) == f"  agrees   with: {named} (rows 0, 1)"
-
-
-def test_rows_whose_window_is_not_full_are_told(kit):
-    step = kit.step("not-full", 0, (9, 60, 127, 300), sink="per-head")
-    out, lse = kit.kernel(step)
-    out[:2], lse[:2] = math.nan, math.nan
-    named = f"NaN in every row whose window is not full and no other, as of {ARITHMETIC} where it ends or of {SLOT}"
     assert agrees(kit, step, (out, lse)) == f"  agrees   with: {named} (rows 0, 1)"
 
 
